@@ -28,7 +28,7 @@ from .core import Clock, ConfigurationError, Event, parse_duration_us
 from .core.arguments import check_whole
 from .core.errors import quoted
 from .events import Observer
-from .limiter import all_limiters
+from .limiter import reset_all, switch_all, use_clock
 
 __all__ = ["FakeClock", "RecordingObserver", "limits_clock", "limits_off", "reset_limits"]
 AnyClock = TypeVar("AnyClock", bound=Clock)
@@ -133,7 +133,7 @@ def reset_limits() -> None:
     Example:
         ``def setUp(self): reset_limits()`` in a `unittest.TestCase`.
     """
-    all_limiters.reset()
+    reset_all()
 
 
 class Switch(AbstractContextManager[T]):
@@ -179,7 +179,7 @@ def limits_off() -> Switch[None]:
     Example:
         ``with limits_off(): assert all(client.get("/").is_success for _ in range(1_000))``
     """
-    return Switch(None, _off, lambda: all_limiters.switch(not _off))
+    return Switch(None, _off, lambda: switch_all(not _off))
 
 
 def limits_clock(clock: AnyClock) -> Switch[AnyClock]:
@@ -201,4 +201,4 @@ def limits_clock(clock: AnyClock) -> Switch[AnyClock]:
         raise ConfigurationError(
             f"clock: expected a function that returns whole microseconds, for example FakeClock(), not {quoted(clock)}"
         )
-    return Switch(clock, _clocks, lambda: all_limiters.use_clock(next(reversed(_clocks.values()), None)))
+    return Switch(clock, _clocks, lambda: use_clock(next(reversed(_clocks.values()), None)))

@@ -20,8 +20,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from slidegate import Decision, Limiter, MemoryStore, parse_limits
 from slidegate.core import Bucket, Check, Concurrency, Reason
-from slidegate.limiter.queues import Queues
-from slidegate.limiter.waiters import LATE_S
+from slidegate.limiter.queues import LATE_S, Queues
 from slidegate.testing import FakeClock
 
 from ..redis_servers import until

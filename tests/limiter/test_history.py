@@ -8,7 +8,7 @@ import pytest
 
 from slidegate import BanPolicy, Limiter
 from slidegate.core import SharedRow, StoreUnavailable
-from slidegate.limiter.history import HISTORY, MOST
+from slidegate.limiter.rows import HISTORY, MOST
 from slidegate.testing import FakeClock
 
 from ..ops.shared_rows import SharedRows, limiter_on

@@ -38,7 +38,7 @@ from slidegate.events import KINDS, Event, Observer
 from slidegate.httpx import SyncLimitedTransport
 from slidegate.limiter import MAX_KEY_BYTES
 from slidegate.limiter.aio import answer_of
-from slidegate.limiter.ban_lines import read_export
+from slidegate.limiter.bans import read_export
 from slidegate.ops.statistics import Statistics
 from slidegate.stores.memory.bans import PAGE
 from slidegate.stores.open_store import open_store

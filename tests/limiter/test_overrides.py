@@ -25,7 +25,7 @@ from starlette.responses import PlainTextResponse
 from slidegate import ConfigurationError, Limiter, RateLimitExceeded, RateLimitMiddleware, Rule
 from slidegate.core import Bucket, SharedRow, StoreUnavailable
 from slidegate.core.errors import closest
-from slidegate.limiter import Override, news, workers
+from slidegate.limiter import Override, refresh, workers
 from slidegate.limiter.named_limits import NamedLimit, parse_one
 from slidegate.limiter.overrides import LIMITS as CHANGED_LIMITS
 from slidegate.limiter.workers import WORKERS, PublishedRule, rules_of
@@ -101,7 +101,7 @@ class Worker:
 
     async def update(self) -> None:
         """Look, and write, as beside a request."""
-        await self.limiter.engine.news.refresh()
+        await self.limiter.engine.refresher.refresh()
         await self.limiter.engine.workers.write(30.0)
 
     @property
@@ -149,7 +149,15 @@ WINDOWS = [(name, text) for name, (_, window) in LIMITS.items() for text in {win
 GOOD = st.tuples(st.sampled_from(WINDOWS), st.integers(1, 99)).map(
     lambda drawn: (drawn[0][0], f"{drawn[1]}{drawn[0][1]}")
 ) | st.just(("*", "off"))
-CHANGE_ROW = {"name": "calm", "limit": "6/minute", "by": "", "reason": "", "since_us": 0, "until_us": 2**51}
+CHANGE_ROW = {
+    "name": "calm",
+    "limit": "6/minute",
+    "by": "",
+    "reason": "",
+    "since_us": 0,
+    "until_us": 2**51,
+    "is_published": True,
+}
 ODD_FIELDS = [("limit", odd) for odd in ("6 a minute", 6, "off")] + [("name", odd) for odd in (7, "*")]
 ODD_FIELDS += [(text, odd) for text in ("by", "reason") for odd in (None, 7)]
 ODD_FIELDS += [(time, odd) for time in ("since_us", "until_us") for odd in (None, "9", True, -1, 2**70, math.inf)]
@@ -172,9 +180,9 @@ class Changes(OnALoop):
     @initialize()
     def begin(self) -> None:
         self.rows, self.patches, self.logged, self.is_odd = Rows(), pytest.MonkeyPatch(), list[str](), False
-        for module in (news, workers):
+        for module in (refresh, workers):
             self.patches.setattr(module, "monotonic", lambda: self.rows.clock() / SECOND_US)
-        self.patches.setattr(news.logger, "error", lambda message, **more: self.logged.append(message))
+        self.patches.setattr(refresh.logger, "error", lambda message, **more: self.logged.append(message))
         self.stored = dict[str, Override]()
         self.present = dict[bytes, tuple[int, str | None, set[str]]]()
         self.workers, self.slow = [Worker(self.rows)], list[Any]()
@@ -324,7 +332,7 @@ class Changes(OnALoop):
     def a_slow_read_begins(self, number: int) -> None:
         by, self.rows.returns = self.worker(number), asyncio.Event()
         by.reads += 1
-        task = self.loop.create_task(by.limiter.engine.news.refresh())
+        task = self.loop.create_task(by.limiter.engine.refresher.refresh())
         self.slow.append((by, by.reads, self.in_force(), self.rows.returns, task))
         self.run(turns())
 
@@ -371,7 +379,7 @@ TestChanges.settings = settings(max_examples=50)
 
 
 def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(news, "AGING_NS", 0)
+    monkeypatch.setattr(refresh, "STALE_NS", 0)
     limiter, script = (Limiter.from_url(f"lmdb://{tmp_path}", deadline="20s") for _ in range(2))
     job = limiter.limited("5/minute", key="k", rule="job")(lambda: True)
     with limiter.sync, script.sync:
@@ -390,7 +398,7 @@ async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_others_keep
         worker.named.append(NamedLimit("several", configured.own(), configured, limit, changeable))
     for name, limit in (("apy", "5/minute"), ("calm", "500/hour"), ("several", "7/minute")):
         await script.change(name, limit)
-    await worker.limiter.engine.news.refresh()
+    await worker.limiter.engine.refresher.refresh()
     assert [one.limit.amount for one in worker.named] == [5, 7, 10, 10]
     assert worker.observer.kinds == ["limit_overridden"]
 
@@ -440,8 +448,8 @@ async def test_a_held_answer_is_asked_for_anew_whoever_has_brought_the_news(
     monkeypatch: pytest.MonkeyPatch, exempt: bool
 ) -> None:
     """A read of another event loop, or a command of this process, may be faster than that of the request."""
-    for name in ("AGING_NS", "OLD_NS"):
-        monkeypatch.setattr(news, name, 0)
+    for name in ("STALE_NS", "EXPIRED_NS"):
+        monkeypatch.setattr(refresh, name, 0)
     rows = Rows()
     limiter = limiter_on(rows)
     own = Rule("/", exempt=True) if exempt else Rule("/", "5/minute", key=lambda request: "all", name="api")
@@ -480,14 +488,14 @@ def test_each_of_several_event_loops_reads_once_at_a_time() -> None:
 
 
 async def begin_to_read(worker: Worker) -> None:
-    worker.limiter.engine.news.ask()
+    worker.limiter.engine.refresher.read()
     await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_file_tells_and_takes_more_than_one_step_of_limits_on_each_event_loop(tmp_path: Path, backend: str) -> None:
     operator, worker = (Limiter.from_url(f"lmdb://{tmp_path}", deadline="20s") for _ in range(2))
-    names = [f"limit_{number}" for number in range(2 * news.AT_ONCE)]
+    names = [f"limit_{number}" for number in range(2 * refresh.AT_ONCE)]
     rules = [Rule(f"/{name}", "5/minute", name=name) for name in names]
     app = RateLimitMiddleware(PlainTextResponse("hi"), limiter=worker, rules=rules)
 
@@ -624,7 +632,7 @@ def test_a_thread_with_an_older_read_takes_nothing_back(monkeypatch: pytest.Monk
 
     async def change_and_read() -> None:
         await operator.change("api", "30/minute")
-        await worker.limiter.engine.news.refresh()
+        await worker.limiter.engine.refresher.refresh()
 
     def slow_become(limit: Any, amount: int) -> None:
         if not threads:  # this is the older read, which another thread overtakes
@@ -635,6 +643,6 @@ def test_a_thread_with_an_older_read_takes_nothing_back(monkeypatch: pytest.Monk
 
     asyncio.run(operator.change("api", "20/minute"))
     monkeypatch.setattr(type(api), "become", slow_become)
-    asyncio.run(worker.limiter.engine.news.refresh())
+    asyncio.run(worker.limiter.engine.refresher.refresh())
     threads[0].join()
     assert ([*worker.changes.in_force], api.amount) == (["api"], 30)

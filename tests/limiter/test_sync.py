@@ -183,7 +183,7 @@ def test_whatever_a_signal_interrupts_the_next_is_answered(url: str, tmp_path: P
 
 
 def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.limiter.blocking.GRACE_S", 0.05)
+    monkeypatch.setattr("slidegate.limiter.portal.GRACE_S", 0.05)
     released = threading.Event()
 
     class StrikeRecord(SlowStore):

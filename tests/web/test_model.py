@@ -596,7 +596,7 @@ class Middleware(RuleBasedStateMachine):
         """Have every worker look at what operators have changed, as its timer does twice a second."""
         for limiters in self.workers:
             for limiter in limiters:
-                self.runner.run(limiter.engine.news.refresh())
+                self.runner.run(limiter.engine.refresher.refresh())
 
     def teardown(self) -> None:
         logging.getLogger("slidegate").removeHandler(self.log)

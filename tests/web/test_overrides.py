@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from slidegate import Limiter, MemoryStore, Quota, RateLimit, RateLimitMiddleware, Rule, everyone
 from slidegate.core import StoreUnavailable
-from slidegate.limiter import news
+from slidegate.limiter import refresh
 from slidegate.testing import FakeClock
 from slidegate.web.bound_rule import BoundRule
 
@@ -153,7 +153,7 @@ async def becomes(app: RateLimitMiddleware, amount: int) -> None:
 def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
     backend: str, another: Callable[[], Limiter], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "AGING_NS", 5_000_000)
+    monkeypatch.setattr(refresh, "STALE_NS", 5_000_000)
     one, two = another(), another()
 
     async def main() -> None:
@@ -193,8 +193,8 @@ async def test_no_request_of_an_idle_worker_is_decided_as_before_a_change(
     another: Callable[[], Limiter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is what it has spent meanwhile charged twice: an answer that was held is handed back."""
-    for name in ("AGING_NS", "OLD_NS"):
-        monkeypatch.setattr(news, name, 0)  # as if a second had passed since every request
+    for name in ("STALE_NS", "EXPIRED_NS"):
+        monkeypatch.setattr(refresh, name, 0)  # as if a second had passed since every request
     operator, worker = another(), another()
     app = guarded(worker, Rule("/free", exempt=True), Rule("*", "5/minute", key=everyone, name="api"))
     assert await statuses(app, 1) == [200]
@@ -240,7 +240,7 @@ async def test_rules_that_are_read_again_count_as_those_of_a_new_worker(first: s
     rows = SharedRows()
 
     async def policy(app: ASGIApp, of: Limiter) -> str:
-        await of.engine.news.refresh()
+        await of.engine.refresher.refresh()
         rows.clock.advance("1m")
         return (await call(app)).headers["ratelimit-policy"]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..core.bans.ban import MAX_KEY_BYTES
-from .history import Action
+from .engine import reset_all, switch_all, use_clock
 from .inspect import KeyView
 from .limiter import Limiter, check_cost
 from .overrides import Override
+from .rows import Action
 from .workers import Publication, PublishedRule
 
 __all__ = [
@@ -18,4 +19,7 @@ __all__ = [
     "Publication",
     "PublishedRule",
     "check_cost",
+    "reset_all",
+    "switch_all",
+    "use_clock",
 ]

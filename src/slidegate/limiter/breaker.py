@@ -69,7 +69,7 @@ class Call:
         self._futures.append(future)
 
     def end(self) -> None:
-        """Record that it has ended; if all of it was answered, nothing of it is kept until the deadline."""
+        """Record that it has ended. If all of its questions have, too, neither they nor the timer are kept."""
         self.has_ended = True
         if self._timer is not None and all(future.done() for future in self._futures):
             self._timer.cancel()
@@ -160,14 +160,14 @@ class Breaker:
                     self.is_open, self._probe_us = False, None
         if call is not None:
             call.end()
-        self.answered_late()
+        self.note_answer()
         if ends:
             after_us, failures = self._clock() - self._began_us, self.failures - self._failures_before
             message = f"the store answers again after {round(after_us / 1_000_000, 1):g} s (failed calls: {failures})"
             self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
 
-    def answered_late(self) -> None:
-        """Note that the server has answered, if only what nobody awaits any more: failures before are no outage."""
+    def note_answer(self) -> None:
+        """Note that the server has answered, in time or late, so that the failures before are no outage."""
         self._in_a_row, self._last_ended_us = 0, self._clock()
         error, self._unreported = self._unreported, None
         if error is not None:

@@ -20,7 +20,6 @@ from ..core.exceeded import RateLimitExceeded
 from ..core.limit_texts import parse_limits
 from ..core.memo import remember
 from .aio import answer_of, answer_to_the_end
-from .blocking import run_query
 from .callers import BucketCaller
 from .engine import Engine
 from .keys import Limits
@@ -60,7 +59,7 @@ class Limited:
     ) -> None:
         self._engine = engine
         self._limits = parse_limits(limits)
-        self._key = _checked_key(key)
+        self._key = key
         smallest = min(limit.amount for limit in self._limits)
         self._cost = check_whole(cost, 0, smallest, "limited: cost", "for example 1")
         self._wait_us = 0
@@ -71,12 +70,7 @@ class Limited:
         self._rule = rule
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a limited function with the same signature.
-
-        Raises:
-            ConfigurationError: `function` is not a function, or is a generator.
-        """
-        _check_function(function)
+        """Return a limited function with the same signature."""
         caller = self._caller(_name_of(function))  # the function below refers to it, so that it exists as long
         if not inspect.iscoroutinefunction(function):
 
@@ -117,11 +111,11 @@ class Limited:
 
     def pause_here(self, pause_us: int, reason: str) -> None:
         """Do what `pause` does, and block."""
-        run_query(self._engine, self.pause(pause_us, reason))
+        self._engine.portal.run_query(self.pause(pause_us, reason))
 
     def _admit_here(self, bucket: Bucket, key: str) -> Decision:
         """Do what `_admit` does, and block."""
-        return run_query(self._engine, self._admit(bucket, key), self._wait_us)
+        return self._engine.portal.run_query(self._admit(bucket, key), self._wait_us)
 
     async def _admit(self, bucket: Bucket, key: str) -> Decision:
         """Charge the cost of a call, after waiting if necessary and allowed.
@@ -190,30 +184,6 @@ class Limited:
         caller = BucketCaller(Bucket(self._rule or default_rule, self._limits))
         self._engine.register(caller)
         return caller
-
-
-def _checked_key(key: object) -> LimitedKey:
-    if isinstance(key, str) and key:
-        return key
-    if callable(key) and not inspect.isclass(key) and not inspect.iscoroutinefunction(key):
-        return key
-    raise ConfigurationError(
-        'limited: key: expected text such as "github", or a plain function of the arguments such as '
-        f'lambda user, *_: f"user:{{user}}", not {quoted(key)}'
-    )
-
-
-def _check_function(function: Callable[..., object]) -> None:
-    if not callable(function) or not inspect.isroutine(function) or isinstance(function, staticmethod):
-        raise ConfigurationError(
-            f"limited: expected a function, not {quoted(function)}; put it below @classmethod and @staticmethod, and "
-            "on the methods of a class"
-        )
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigurationError(
-            f"limited: {quoted(function)} is a generator, which runs after the call has returned; write "
-            "`with limiter.limited(...)` or `async with` around its work"
-        )
 
 
 def _name_of(function: Callable[..., object]) -> str:

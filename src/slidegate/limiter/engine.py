@@ -29,22 +29,32 @@ from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, Nam
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
 from .aio import answer_of, each_within, finish, in_background, on_asyncio, to_the_end, within
-from .callers import BucketCaller, Caller, Callers, Owners
+from .bans import NetworkLookup
+from .callers import BucketCaller, Caller, Callers, Owners, living
 from .failover import Failover, OnError, check_failure_policy
-from .hearing import FindBan, Hearing, Hit
-from .history import History
-from .instead import Instead
 from .keys import Keys
-from .news import News
 from .observers import AnyObserver, ObserverHub
-from .operators import NetworkLookup
 from .overrides import OverrideCommands, Overrides
 from .portal import Portal
 from .queues import Queues
-from .rows import Rows
+from .refresh import FindBan, Hit, Refresher
+from .rows import History, Rows
 from .workers import Workers
 
 T = TypeVar("T")
+
+
+class _Constant:
+    """Answers in place of a store, always the same: it has the methods that `Engine.rebuild` takes from one.
+
+    Args:
+        decide: Answers a question about limits.
+        find: Answers one about bans.
+    """
+
+    def __init__(self, decide: Callable[..., Decision], find: Callable[..., None]) -> None:
+        self.hit = self.peek = self.charge = decide
+        self.find = self.strike = self.ban = find
 
 
 class Engine:
@@ -60,7 +70,7 @@ class Engine:
 
     Attributes:
         networks: Those files.
-        counting: Whether limits count and refuse. A test may turn that off for all limiters; see `all_limiters`.
+        counting: Whether limits count and refuse. A test may turn that off for all limiters; see `switch_all`.
         per_process: Whether every process has separate counts.
         hit, peek, charge: Do what those of `Store` do. They are no coroutine functions: the decision of a store that
             answers at once is returned directly. Read them from the engine for each call, as a switch replaces them.
@@ -78,8 +88,7 @@ class Engine:
         rows: What the workers of the store keep for each other.
         workers: This worker, and what all have published.
         overrides: The limits that operators have changed temporarily.
-        news: Asks the store for these.
-        hearing: Asks for news beside questions.
+        refresher: Reads these from the store beside questions.
         history: What operators and commands have done lately.
         commands: The commands about overrides.
         portal: Runs coroutines for threads without an event loop.
@@ -124,16 +133,21 @@ class Engine:
         self.rows = Rows(self.command, store.shared_rows, self.unix_us)
         self.workers = Workers(self.rows, self.callers.published, self.keys.fingerprint, self.unix_us, self.emit)
         self.overrides = Overrides(self.callers, self.unix_us, self._change_amounts, self.emit)
-        self.news = News(self.rows, self.overrides, self.workers, self.clock)
-        deadline_s = deadline_us / 1_000_000
-        self.hearing = Hearing(
-            self.news, self.clock, self.failover, self.refund, deadline_s, answers_threads=store.answers_threads
+        self.refresher = Refresher(
+            self.rows,
+            self.overrides,
+            self.workers,
+            self.clock,
+            self.failover,
+            self.refund,
+            deadline_us / 1_000_000,
+            answers_threads=store.answers_threads,
         )
         self.history = History(self.rows, self.unix_us)
         self.commands = OverrideCommands(
-            self.rows, self.news.refresh, self.overrides, self.workers, self.history, self.unix_us
+            self.rows, self.refresher.refresh, self.overrides, self.workers, self.history, self.unix_us
         )
-        self.portal = Portal()
+        self.portal = Portal(0 if self.failover is None else deadline_us, answers_threads=store.answers_threads)
         self._owners = Owners(are_alone=self.per_process)
         self.closed = False
         all_engines[id(self)] = self
@@ -263,7 +277,7 @@ class Engine:
             await self.end()
         finally:
             if not self.closed:
-                self.closed = True
+                self.closed = self.portal.closed = True
                 self.rebuild()
                 try:
                     await answer_of(self.store.close())
@@ -281,7 +295,7 @@ class Engine:
             if self.failover is not None:
                 await finish(self.failover.deadline_us / 1_000_000)
             await self.observers.end()
-            await self.news.end()
+            await self.refresher.end()
 
     def forget(self) -> None:
         """Clear windows, bans and stats of a memory store. For tests.
@@ -312,38 +326,38 @@ class Engine:
         self.queues.wake()
 
     def rebuild(self) -> None:
-        """Set what answers: the store; while nothing counts, or after `close`, an `Instead`."""
+        """Set what answers: the store; while nothing counts, or after `close`, one answer for all."""
         limits: Any = self.failover or self.store
         bans: Any = self.failover or self.store.bans
         # Switched off by a test, or by an operator: everything passes.
         if not self.counts:
-            limits = bans = Instead(lambda *_: Decision(True, Reason.DISABLED), lambda *_: None)
+            limits = bans = _Constant(lambda *_: Decision(True, Reason.DISABLED), lambda *_: None)
         elif self.closed:
-            limits = bans = Instead(self._refuse, self._refuse)
+            limits = bans = _Constant(self._refuse, self._refuse)
         self.hit: Hit = limits.hit
-        self.hearing.question = limits.hit
+        self.refresher.question = limits.hit
         self.peek: Hit = limits.peek
         self.charge: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = limits.charge
         self.find_ban: FindBan = bans.find
-        self.hearing.ban_question = bans.find
+        self.refresher.ban_question = bans.find
         self.strike: Callable[[BanPolicy, str, int, str], Ban | Awaitable[Ban | None] | None] = bans.strike
         self.ban: Callable[..., Any] = bans.ban
-        # Also while an operator has switched limits off: the news say when they are on again.
-        if self.news.may_come and self.counting and not self.closed:
-            self.hit, self.find_ban = self.hearing.hit, self.hearing.find_ban
+        # Also while an operator has switched limits off: a refresh says when they are on again.
+        if self.refresher.is_needed and self.counting and not self.closed:
+            self.hit, self.find_ban = self.refresher.hit, self.refresher.find_ban
 
     def _refuse(self, *question: object) -> NoReturn:
         raise closed(f"the limiter on {self.store!r}")
 
-    def ask_for_news(self) -> None:
-        """Ask for news, and wait for nothing: an application starts, or a middleware begins."""
+    def begin_refresh(self) -> None:
+        """Ask for changed limits, and wait for nothing: an application starts, or a middleware begins."""
         if self.counting and not self.closed:
-            self.hearing.ask()
+            self.refresher.ask()
 
-    async def hear(self) -> None:
-        """Take in the news if they are old, before a request that asks the store nothing: it may be on again."""
+    async def refresh(self) -> None:
+        """Wait for changed limits if they have expired, before a request that asks the store nothing."""
         if self.counting and not self.closed:
-            await self.hearing.hear()
+            await self.refresher.wait()
 
 
 def _clocks_of(store: Store) -> tuple[Clock, SystemClock]:
@@ -359,3 +373,23 @@ def _clocks_of(store: Store) -> tuple[Clock, SystemClock]:
 
 all_engines: Final[WeakValueDictionary[int, Engine]] = WeakValueDictionary()
 """The engines of all limiters of this process."""
+
+use_clock: Final = SYSTEM.use
+"""Makes all limiters use a clock, or with None that of the system. For tests."""
+
+
+def reset_all() -> None:
+    """Clear what all limiters of this process have counted; see `Engine.forget`. For tests."""
+    for engine in living(all_engines):
+        engine.forget()
+
+
+def switch_all(on: bool) -> None:
+    """Turn all limits and middlewares of this process on or off, existing and future. For tests.
+
+    While they are off, middlewares pass all requests and limiters exempt all keys, without a query to a store.
+    """
+    Engine.counting = on
+    for engine in living(all_engines):
+        engine.rebuild()
+        engine.callers.restart()

@@ -134,7 +134,7 @@ class Fallback:
         earlier: Ban | None = bans.find((key,))
         if earlier is None:
             return None
-        # Who strikes takes the time from since to until as what is left of a ban.
+        # The caller reads how long the ban lasts from its two times, and here it lasts from now on.
         return earlier._replace(since_us=system_us())
 
     def ban(self, *banned: Any) -> Any:
@@ -193,7 +193,7 @@ class Failover:
         self._clock: Clock = monotonic_us
         self.breaker = Breaker(deadline_us, on_error, emit, self._now_us)
         if isinstance(store, ReportsLateAnswers):
-            store.observe_late(lambda took_us: self.breaker.answered_late())
+            store.observe_late(lambda took_us: self.breaker.note_answer())
         self.local = MemoryStore(clock=self._now_us, wall_clock=system_us)
         self.local.observe(emit)
         self.fallback = Fallback(self.local, on_error, self._now_us)
@@ -205,7 +205,7 @@ class Failover:
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
-        answer = self._begin(self._store.hit, checks, subjects, self._deadline_s)
+        answer = self._begin(self._store.hit, checks, subjects)
         if answer is _UNANSWERED:
             return self.fallback.decide("hit", checks, subjects)
         if not isinstance(answer, Decision):
@@ -215,55 +215,49 @@ class Failover:
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would return now."""
-        decide = partial(self.fallback.decide, "peek", checks, subjects)
-        return await self._query(decide, self._store.peek, checks, subjects, self._deadline_s)
+        return await self._query(partial(self.fallback.decide, "peek"), self._store.peek, checks, subjects)
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        decide = partial(self.fallback.decide, "charge", checks)
-        return await self._query(decide, self._store.charge, checks, self._deadline_s)
+        return await self._query(partial(self.fallback.decide, "charge"), self._store.charge, checks)
 
     async def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund what a decision charged, in the store that charged it; False if the store does not answer."""
         if reservations and (local := reservations[0].store) is not None:
             return await within(local.refund(reservations))
-        return await self._query(bool, self._store.refund, reservations, self._deadline_s)
+        return await self._query(lambda _: False, self._store.refund, reservations)
 
-    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        """Count a strike; during an outage see `Fallback.strike`."""
-        struck = policy, key, weight, reason
-        decide, ask = partial(self.fallback.strike, *struck), self._store.bans.strike
-        return await self._query(decide, ask, *struck, self._deadline_s)
+    async def strike(self, *struck: Any) -> Ban | None:
+        """Count a strike, with the arguments of `BanStore.strike`; during an outage see `Fallback.strike`."""
+        return await self._query(self.fallback.strike, self._store.bans.strike, *struck)
 
     async def ban(self, *banned: Any) -> Ban:
         """Ban a key for a request, with the arguments of `BanStore.ban`; during an outage see `Fallback.ban`."""
-        decide = partial(self.fallback.ban, *banned)
-        return await self._query(decide, self._store.bans.ban, *banned, self._deadline_s)
+        return await self._query(self.fallback.ban, self._store.bans.ban, *banned)
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        decide = partial(self.fallback.find, subjects)
-        return await self._query(decide, self._store.bans.find, subjects, self._deadline_s)
+        return await self._query(self.fallback.find, self._store.bans.find, subjects)
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
-    async def _query(self, decide: Callable[[], T], ask: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
+    async def _query(self, decide: Callable[..., T], ask: Callable[..., T | Awaitable[T]], *asked: Any) -> T:
         """Return the store's answer, or what `decide` returns if none comes in time."""
-        answer = self._begin(ask, *arguments)
+        answer = self._begin(ask, *asked)
         if answer is _UNANSWERED:
-            return decide()
+            return decide(*asked)
         if isawaitable(answer):
-            return await self._wait(answer, self.breaker.call(), decide)
+            return await self._wait(answer, self.breaker.call(), decide, *asked)
         self._answered_at_once(answer)
         answered: T = answer
         return answered
 
-    def _begin(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+    def _begin(self, ask: Callable[..., Any], *asked: Any) -> Any:
         """Query the store; return its answer, an awaitable of it, or `_UNANSWERED`."""
         if self.breaker.is_open and not self.breaker.may_ask():
             return _UNANSWERED
         try:
-            return ask(*arguments)
+            return ask(*asked, self._deadline_s)
         except _MISTAKES:
             self.breaker.forget(None)
             raise

@@ -21,19 +21,17 @@ from ..core.passwords import AnyAddress, AnySecret
 from ..core.store import COMMAND_DEADLINE_S, BanStore, Store
 from ..stores.memory.store import MemoryStore
 from .aio import answer_of, answer_to_the_end
-from .ban_lines import lines_of, read_export, taken_from
+from .bans import NetworkKey, check_ban, files_of, lines_of, operators_of, read_export, taken_from
 from .callers import BucketCaller
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
-from .history import Action
 from .inspect import KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, keyed
 from .named_limits import NamedLimit
 from .observers import AnyObserver, Subscription
-from .operators import NetworkKey, check_ban, files_of, operators_of
 from .overrides import Override
-from .rows import Row
+from .rows import Action, Row
 from .short_lived import note as note_in_memory
 from .workers import Publication
 
@@ -198,8 +196,6 @@ class Limiter:
         Returns:
             False, with nothing changed, for a refused decision, a second call, or a charge that has expired.
         """
-        if not isinstance(decision, Decision):
-            raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {quoted(decision)}")
         return await self.engine.refund(decision.begin_refund(permits=False))
 
     async def reset(self, key: AnyKey) -> bool:
@@ -247,12 +243,8 @@ class Limiter:
         if rules is None:
             used = [bucket for caller in self.engine.callers.all() for bucket in caller.buckets()]
             buckets = [*self._buckets.values(), *used]
-        elif not isinstance(rules, Mapping):
-            raise ConfigurationError(
-                f'inspect: rules: expected a dict, for example {{"api": "5/minute"}}, not {quoted(rules)}'
-            )
         else:
-            buckets = [Bucket(_checked_identity(rule), _inspected(limits)) for rule, limits in rules.items()]
+            buckets = [Bucket(rule, _inspected(limits)) for rule, limits in rules.items()]
         return await inspect_key(self.engine.command, self.store, spelled, buckets)
 
     async def override(
@@ -385,13 +377,9 @@ class Limiter:
             reason: For the operator, if the strike bans.
 
         Raises:
-            ConfigurationError: The key, the policy or the weight is invalid.
+            ConfigurationError: The key or the weight is invalid.
             StoreUnavailable: The store does not answer, and `on_error` is ``"deny"``: whether it bans is not known.
         """
-        if not isinstance(policy, BanPolicy):
-            raise ConfigurationError(
-                f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {quoted(policy)}'
-            )
         check_whole(weight, 1, 2**31 - 1, "strike: weight", "for example 1")
         spelled = self._ban_key(key)
         if not may_ban(policy, spelled):
@@ -441,7 +429,7 @@ class Limiter:
             The subscription: `remove()` ends it.
 
         Raises:
-            ConfigurationError: `observer` cannot be called, or is a coroutine function.
+            ConfigurationError: `observer` cannot be called.
         """
         return self.engine.observers.subscribe(observer)
 
@@ -648,10 +636,3 @@ def _inspected(limits: Limits) -> tuple[AnyLimit, ...]:
     if isinstance(limits, AnyLimit):
         return (limits,)
     return parse_limits(limits)
-
-
-def _checked_identity(rule: object) -> str:
-    """Check the identity of a rule, and return it. It need not be a name: that of a route or middleware is longer."""
-    if not isinstance(rule, str) or not rule:
-        raise ConfigurationError(f'inspect: rules: expected the name of a rule, for example "api", not {quoted(rule)}')
-    return rule

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
@@ -161,7 +160,7 @@ class Subscription:
         request: Its method for outcomes; None if it has none.
 
     Raises:
-        ConfigurationError: The observer has neither method for events nor for outcomes, or one is a coroutine function.
+        ConfigurationError: The observer has neither method for events nor for outcomes.
     """
 
     def __init__(self, observer: AnyObserver, hub: ObserverHub) -> None:
@@ -174,7 +173,7 @@ class Subscription:
                     "observers: expected functions of an event, or objects with a method event(event) or "
                     f"request(outcome), not {quoted(observer)}"
                 )
-            event = _checked(observer)
+            event = observer
         self.event: Final = event
         self._hub = hub
         self._throttle = Throttle(FAILURE_EVERY_S)
@@ -191,29 +190,15 @@ class Subscription:
 
 
 def _own(observer: AnyObserver, name: str) -> Callable[..., Any] | None:
-    """Return a method that an observer defines itself; None if it does not.
-
-    Args:
-        observer: The observer.
-        name: The name of the method.
-    """
+    """Return a method that an observer defines itself; None if it does not."""
     if isinstance(observer, type):  # its methods have no object
         return None
-    method = getattr(observer, name, None)
+    method: Callable[..., Any] | None = getattr(observer, name, None)
     if not callable(method):
         return None
     # That of `Observer` does nothing, so that it need not be called.
     if getattr(method, "__func__", method) is getattr(Observer, name):
         return None
-    return _checked(method)
-
-
-def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
-    if iscoroutinefunction(method) or iscoroutinefunction(getattr(method, "__call__", None)):  # noqa: B004
-        raise ConfigurationError(
-            f"observers: expected a plain function, not the coroutine function {method!r}; to run one in an event "
-            "loop, write lambda event: asyncio.run_coroutine_threadsafe(work(event), loop)"
-        )
     return method
 
 

@@ -9,23 +9,21 @@ only.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..core.bans.ban import clean_reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.events import Event
 from ..core.store import Clock, SharedRow
+from ..core.stored import json_of, read_json
 from ..stores.forks import ProcessLock
 from .aio import yielding_to_others
 from .callers import Callers
-from .history import Action, History
 from .named_limits import NamedLimit, check_limit_name, parse_one, text_of_limit
-from .rows import Rows, check_moment
+from .rows import UNREADABLE, Action, History, Rows, check_moment
 from .workers import Publication, Workers
 
 LIMITS: Final = "limits"
@@ -36,13 +34,9 @@ OFF: Final = "off"
 
 _STEP: Final = 16
 """How many texts of workers are compared with a change in one step, at 100 us each."""
-_FIELDS: Final = ("name", "limit", "by", "reason", "since_us", "until_us")
-"""The fields that a row must have; a later version may write more."""
-_UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError)
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(NamedTuple):
     """A temporary change of a limit's amount.
 
     Attributes:
@@ -52,8 +46,7 @@ class Override:
         reason: The reason, for operators.
         since_us: When it was changed, in microseconds of Unix time.
         until_us: When it ends, in microseconds of Unix time.
-        is_published: Whether a worker has published a limit of this name, as far as `Limiter.override` looked. If not,
-            nobody has met it yet.
+        is_published: Whether a worker had published a limit of this name when it was changed. If not, none had met it.
     """
 
     name: str
@@ -62,7 +55,7 @@ class Override:
     reason: str
     since_us: int
     until_us: int
-    is_published: bool = field(default=True, compare=False)
+    is_published: bool = True
 
     @property
     def since(self) -> datetime:
@@ -94,28 +87,21 @@ def checked(name: str, limit: str) -> str:
     return text_of_limit(parse_one(limit))
 
 
-def value_of(override: Override) -> bytes:
-    """Return the value of its row."""
-    return json.dumps({name: getattr(override, name) for name in _FIELDS}).encode()
-
-
 def override_in(value: bytes) -> Override | None:
     """Return the override of a row; None if it is of a kind that this version does not know."""
     try:
-        said = json.loads(value)
-        found = Override(**{name: said[name] for name in _FIELDS})
-        checked(found.name, found.limit)
-        clean_reason(found.by, "by")
-        clean_reason(found.reason)
-        for moment_us in (found.since_us, found.until_us):
-            check_moment(moment_us)
-    except _UNREADABLE:
+        override = read_json(Override, value)
+        checked(override.name, override.limit)
+        clean_reason(override.by, "by")
+        clean_reason(override.reason)
+        check_moment(override.since_us)
+        check_moment(override.until_us)
+    except UNREADABLE:
         return None
-    return found
+    return override
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(NamedTuple):
     """An amount that has changed, and the override that sets it; None if that in code applies again."""
 
     name: str
@@ -171,19 +157,19 @@ class Overrides:
             self._begun += 1
             return self._begun
 
-    def replace(self, reading: int, found: Collection[Override]) -> None:
-        """Replace the overrides in force by those that a read has found, and report the amounts that change.
+    def replace(self, reading: int, overrides: Collection[Override]) -> None:
+        """Replace the overrides in force by those that were read, and report the amounts that change.
 
         Args:
             reading: The number of the read. If one that began later has returned before, this one is out of date, and
                 nothing is done.
-            found: The overrides.
+            overrides: The overrides.
         """
         with self._lock:  # until the amounts are set: threads may read at the same time
             if reading < self._applied:
                 return
             self._applied = reading
-            before, self.in_force = self.in_force, {one.name: one for one in found}
+            before, self.in_force = self.in_force, {override.name: override for override in overrides}
             if before == self.in_force:
                 return
             changes = self._apply(self._callers.limits())
@@ -208,14 +194,16 @@ class Overrides:
     def _apply(self, limits: Iterable[NamedLimit]) -> _Changes:
         """Set the amounts of limits, and return what has changed. An override applies to limits of its window alone."""
         changes: _Changes = {}
-        for one in limits:
-            override = self.in_force.get(one.name)
-            if override is not None and not one.takes(override.limit):
+        for named in limits:
+            override = self.in_force.get(named.name)
+            amount = named.configured.amount
+            if override is not None and named.takes(override.limit):
+                amount = named.amount_in(override.limit)
+            else:
                 override = None
-            amount = one.configured.amount if override is None else one.amount_in(override.limit)
-            if amount != one.limit.amount:
-                changes[_Change(one.name, one.limit.amount, amount, override)] = None
-                one.limit.become(amount)
+            if amount != named.limit.amount:
+                changes[_Change(named.name, named.limit.amount, amount, override)] = None
+                named.limit.become(amount)
         return changes
 
 
@@ -317,7 +305,7 @@ class OverrideCommands:
 
     async def _write(self, override: Override, kept_us: int) -> None:
         digest = blake2b(override.name.encode(), digest_size=8).digest()
-        await self._rows.write(digest, SharedRow(LIMITS, 0, value_of(override), kept_us))
+        await self._rows.write(digest, SharedRow(LIMITS, 0, json_of(override._asdict()), kept_us))
         await self._refresh()
 
     async def _is_published(self, name: str, limit: str) -> bool:

@@ -12,17 +12,24 @@ import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
-from threading import Thread, current_thread
+from threading import TIMEOUT_MAX, Thread, current_thread
 from typing import Any, Final, TypeVar
 from weakref import finalize
 
-from ..core.errors import StoreTimeout, StoreUnavailable
+from ..core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ..core.store import COMMAND_DEADLINE_S
 from ..stores.forks import InChild, ProcessLock, begin_anew_if_forked
+from ..stores.shared import on_loop
 
 T = TypeVar("T")
 
 JOIN_S: Final = 2.0
 """How long the end of the portal's thread may take."""
+STEPS: Final = 3
+"""The most deadlines that one call may wait for in sequence: a query, a refund, and another query."""
+GRACE_S: Final = 5.0
+"""The additional time for a busy event loop."""
+_COMMAND_S: Final = STEPS * COMMAND_DEADLINE_S + GRACE_S
 
 
 class _Running:
@@ -74,9 +81,20 @@ class _Running:
 
 
 class Portal:
-    """The portal of a limiter."""
+    """Runs coroutines of a limiter for threads without an event loop.
 
-    def __init__(self) -> None:
+    Args:
+        deadline_us: The deadline of the limiter's queries.
+        answers_threads: Whether the store answers threads, so that its coroutines never suspend.
+
+    Attributes:
+        closed: Whether the limiter is closed, so that its coroutines raise at once.
+    """
+
+    def __init__(self, deadline_us: int, *, answers_threads: bool) -> None:
+        self.closed = False
+        self._answers_threads = answers_threads
+        self._deadline_us = deadline_us
         self._running: _Running | None = None
         self._lock = ProcessLock()
         self._in_child = InChild(self.begin_anew)
@@ -100,7 +118,42 @@ class Portal:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
         self._running = None
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    def run_query(self, work: Coroutine[Any, Any, T], wait_us: int = 0) -> T:
+        """Run a query of a request, within the limiter's deadline.
+
+        Args:
+            work: The coroutine.
+            wait_us: How long it may also wait for room, in microseconds.
+
+        Raises:
+            ConfigurationError: An event loop runs in this thread.
+            StoreTimeout: No answer comes.
+        """
+        return self._run(work, GRACE_S + (STEPS * self._deadline_us + wait_us) / 1_000_000, suspends=wait_us > 0)
+
+    def run_command(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a command of an operator; see `run_query`."""
+        return self._run(work, _COMMAND_S, suspends=False)
+
+    def _run(self, work: Coroutine[Any, Any, T], max_s: float, *, suspends: bool) -> T:
+        """Run a coroutine: in this thread if it never suspends, else on the loop."""
+        if on_loop():
+            work.close()
+            raise ConfigurationError(
+                "limiter.sync blocks, and would block the event loop that runs in this thread; write `await "
+                "limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or call it in a thread, for "
+                "example with asyncio.to_thread"
+            )
+        if not self.closed and (suspends or not self._answers_threads):
+            return self._run_on_loop(work, min(max_s, TIMEOUT_MAX))
+        try:
+            work.send(None)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        work.close()
+        raise ConfigurationError("store: answers_threads is true, so the store must not await anything")
+
+    def _run_on_loop(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the loop, and return its result. An interrupt of the caller, as by Ctrl-C, cancels it.
 
         Args:

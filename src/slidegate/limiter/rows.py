@@ -2,6 +2,10 @@
 
 They expire by the store's time. Stores with `SharedRows` keep the rows of all workers; for others, this process keeps
 its own.
+
+The history, what operators and commands have done lately, is made of rows of the kind ``history`` with the number 0.
+Each action is one, under its time, and stays for 90 days; the latest 200 are kept. Fields are read by name, and those
+that a later version adds are ignored.
 """
 
 from __future__ import annotations
@@ -9,19 +13,33 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, Protocol
 
 from ..core.arguments import check_whole
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError, StoreError, quoted
+from ..core.logs import escaped, logger, written
 from ..core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows
+from ..core.stored import json_of, read_json
 from ..stores.forks import InChild
+from .aio import yielding_to_others
 
 MAX_BYTES: Final = 1 << 20
 NOBODY: Final = bytes(8)
 """In place of a worker, for a row that belongs to all of them."""
+UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError)
+"""The errors in reading the value of a row that a later version has written in another way."""
 _KIND: Final = re.compile("[a-z0-9_-]{1,40}")
 _LATEST_US: Final = 2**53
 """In the year 2255."""
+HISTORY: Final = "history"
+"""The kind of the rows of the history."""
+MOST: Final = 200
+"""How many actions are kept."""
+_KEPT_US: Final = 90 * 86_400_000_000
+_TRIM_EVERY: Final = 20
+"""How many actions of this process are written before older ones are deleted: that takes a read of all."""
+_STEP: Final = 50
 
 
 class Row(NamedTuple):
@@ -79,9 +97,8 @@ class Rows:
         """Write a row of this worker; see `Limiter.keep_row`."""
         _check(kind, number)
         check_whole(kept_us, 0, 2**62, "row: kept_us", "for example 60_000_000")
-        if not isinstance(value, bytes) or len(value) > MAX_BYTES:
-            size = f"{len(value):,} bytes" if isinstance(value, bytes) else quoted(value)
-            raise ConfigurationError(f"row: expected at most {MAX_BYTES:,} bytes, for example b'...', not {size}")
+        if len(value) > MAX_BYTES:
+            raise ConfigurationError(f"row: expected at most {MAX_BYTES:,} bytes, not {len(value):,}")
         await self.write(self.worker, SharedRow(kind, number, value, kept_us))
 
     async def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> None:
@@ -161,3 +178,97 @@ class _OwnRows(SharedRows):
             if own == kind and first <= number <= last and until_us > now_us:
                 found.append((number, worker, value))
         return found
+
+
+class Action(NamedTuple):
+    """What somebody has done to a limiter by hand or by a command.
+
+    Attributes:
+        kind: ``ban``, ``unban``, ``override`` or ``restore``.
+        target: The key, or the name of the limit; ``*`` for all limits.
+        limit: The limit that an override has set: ``50/1m``, or ``off``; empty for other actions.
+        by: The person or program.
+        reason: The reason, for operators.
+        at_us: When, in microseconds of Unix time.
+        until_us: When what was done ends, in microseconds of Unix time; None for never.
+    """
+
+    kind: str
+    target: str
+    by: str = ""
+    reason: str = ""
+    limit: str = ""
+    at_us: int = 0
+    until_us: int | None = None
+
+    @property
+    def at(self) -> datetime:
+        """When it was done (UTC)."""
+        return datetime.fromtimestamp(self.at_us / 1_000_000, UTC)
+
+    @property
+    def until(self) -> datetime | None:
+        """When what was done ends (UTC); None for never."""
+        return None if self.until_us is None else datetime.fromtimestamp(self.until_us / 1_000_000, UTC)
+
+
+class History:
+    """The history of a store.
+
+    Args:
+        rows: The rows of the store.
+        unix_us: Returns Unix time in microseconds.
+    """
+
+    def __init__(self, rows: Rows, unix_us: Clock) -> None:
+        self._rows = rows
+        self._unix_us = unix_us
+        self._written = self._latest_us = 0
+
+    async def add(self, action: Action) -> None:
+        """Keep an action that was carried out. If the store fails now, the log has it: the action itself stands."""
+        try:
+            # Those of one process are in order, also within a microsecond.
+            self._latest_us = max(self._unix_us(), self._latest_us + 1)
+            name = self._latest_us.to_bytes(7) + os.urandom(1)
+            await self._rows.write(name, SharedRow(HISTORY, 0, json_of(action._asdict()), _KEPT_US))
+            if not self._written % _TRIM_EVERY:
+                await self._trim()
+            self._written += 1
+        except StoreError as error:
+            shown = escaped(f"{action.kind} {action.target} by {action.by}")
+            logger.warning("the history lacks an action (%s): %s", shown, escaped(written(error, str)))
+
+    async def latest(self) -> list[Action]:
+        """Return the latest actions, the last one first; those that this version cannot read are left out.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        found: list[Action] = []
+        async for row in yielding_to_others((await self._newest_first())[:MOST], _STEP):
+            action = _action_in(row.value)
+            if action is not None:
+                found.append(action)
+        return found
+
+    async def _trim(self) -> None:
+        for row in (await self._newest_first())[MOST:]:
+            await self._rows.write(row.worker, SharedRow(HISTORY, 0, b"", 0))
+
+    async def _newest_first(self) -> list[Row]:
+        return sorted(await self._rows.read(HISTORY, 0, 0), key=lambda row: row.worker, reverse=True)
+
+
+def _action_in(value: bytes) -> Action | None:
+    """Return the action of a row; None if a later version has written it in another way."""
+    try:
+        action = read_json(Action, value)
+        check_moment(action.at_us)
+        if action.until_us is not None:
+            check_moment(action.until_us)
+    except UNREADABLE:
+        return None
+    if not all(isinstance(text, str) for text in action[:5]):
+        return None
+    return action

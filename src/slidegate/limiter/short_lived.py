@@ -6,20 +6,17 @@ import sys
 from collections import deque
 from functools import cache
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import ref
 
 from ..core.logs import logger
 
-if TYPE_CHECKING:
-    from .limiter import Limiter
-
 _OFTEN: Final = 3
-_latest: Final[deque[ref[Limiter]]] = deque(maxlen=_OFTEN)
+_latest: Final[deque[ref[object]]] = deque(maxlen=_OFTEN)
 """The latest limiters in memory that were made while a request was served."""
 
 
-def note(limiter: Limiter) -> None:
+def note(limiter: object) -> None:
     """Note a new limiter in memory. Those that stay, though a first request has made them, are no finding."""
     if not _is_within_request(sys._getframe(2)):
         return

@@ -7,9 +7,8 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..core.bans.ban import Ban
-from .blocking import run_command, run_query
-from .engine import Engine
 from .limiter import Limiter
+from .portal import Portal
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,13 +16,13 @@ T = TypeVar("T")
 
 def _blocking(
     method: Callable[Concatenate[Limiter, P], Coroutine[Any, Any, T]],
-    run: Callable[[Engine, Coroutine[Any, Any, T]], T],
+    run: Callable[[Portal, Coroutine[Any, Any, T]], T],
 ) -> Callable[Concatenate[SyncLimiter, P], T]:
     """Return a method of `SyncLimiter` that does what one of `Limiter` does, and blocks."""
 
     @wraps(method)
     def blocking(self: SyncLimiter, /, *args: P.args, **options: P.kwargs) -> T:
-        return run(self._limiter.engine, method(self._limiter, *args, **options))
+        return run(self._limiter.engine.portal, method(self._limiter, *args, **options))
 
     return blocking
 
@@ -47,25 +46,26 @@ class SyncLimiter:
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
 
-    hit = _blocking(Limiter.hit, run_query)
-    peek = _blocking(Limiter.peek, run_query)
-    charge = _blocking(Limiter.charge, run_query)
-    refund = _blocking(Limiter.refund, run_query)
-    strike = _blocking(Limiter.strike, run_query)
-    reset = _blocking(Limiter.reset, run_command)
-    reset_all = _blocking(Limiter.reset_all, run_command)
-    inspect = _blocking(Limiter.inspect, run_command)
-    ban = _blocking(Limiter.ban, run_command)
-    unban = _blocking(Limiter.unban, run_command)
-    banned = _blocking(Limiter.banned, run_command)
-    bans = _blocking(_listed, run_command)
+    hit = _blocking(Limiter.hit, Portal.run_query)
+    peek = _blocking(Limiter.peek, Portal.run_query)
+    charge = _blocking(Limiter.charge, Portal.run_query)
+    refund = _blocking(Limiter.refund, Portal.run_query)
+    strike = _blocking(Limiter.strike, Portal.run_query)
+    reset = _blocking(Limiter.reset, Portal.run_command)
+    reset_all = _blocking(Limiter.reset_all, Portal.run_command)
+    inspect = _blocking(Limiter.inspect, Portal.run_command)
+    ban = _blocking(Limiter.ban, Portal.run_command)
+    unban = _blocking(Limiter.unban, Portal.run_command)
+    banned = _blocking(Limiter.banned, Portal.run_command)
+    bans = _blocking(_listed, Portal.run_command)
 
     def close(self) -> None:
         """Close the limiter and its store, and end the thread that serves it. A second call does nothing."""
+        portal = self._limiter.engine.portal
         try:
-            run_command(self._limiter.engine, self._limiter.close())
+            portal.run_command(self._limiter.close())
         finally:
-            self._limiter.engine.portal.end()
+            portal.end()
 
     def __enter__(self) -> Self:
         return self

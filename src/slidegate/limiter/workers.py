@@ -28,14 +28,14 @@ from struct import Struct
 from time import monotonic
 from typing import Any, Final
 
-from ..core.errors import ConfigurationError, StoreError
+from ..core.errors import StoreError
 from ..core.events import Event
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.store import COMMAND_DEADLINE_S, Clock, SharedRow
 from .aio import let_others_run, yielding_to_others
 from .named_limits import NamedLimit, parse_one, text_of_limit
-from .rows import MAX_BYTES, NOBODY, Rows
+from .rows import MAX_BYTES, NOBODY, UNREADABLE, Rows
 
 RULES: Final = "rules"
 """The kind of the rows with the texts of rules."""
@@ -53,7 +53,6 @@ _LIFE: Final = Struct(">qq")
 _WARN_EVERY_S: Final = 600.0
 _MEMO: Final = 256
 """How many texts of other workers are remembered."""
-_UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +204,7 @@ def _rule_in(line: bytes) -> PublishedRule | None:
         rule = PublishedRule(**known)
         if rule.limit:
             parse_one(rule.limit)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
     return rule
 
@@ -376,7 +375,7 @@ class Workers:
         head, *lines = rows[0].value.split(b"\n")
         try:
             fingerprint = str(json.loads(head)["secret"])
-        except _UNREADABLE:
+        except UNREADABLE:
             return None
         rules: list[PublishedRule] = []
         async for line in yielding_to_others(lines, AT_ONCE):

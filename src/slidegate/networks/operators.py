@@ -26,7 +26,7 @@ from ..core.memo import MANY, remember
 from ..core.passwords import without_passwords
 from ..files.watcher import FollowedFile, read_whole
 from ..limiter import Limiter
-from ..limiter.operators import Place
+from ..limiter.bans import Place
 from ..web.keys import Key, KeyCondition
 
 if TYPE_CHECKING:

@@ -245,7 +245,7 @@ class RateLimitMiddleware(FailsAtStartup):
         scope_type = scope["type"]
         if scope_type not in self._decides:
             if self.error is None and self._enabled and self.limiter.engine.overrides.is_off:
-                await self.limiter.engine.hear()
+                await self.limiter.engine.refresh()
             if not self._is_decided(scope):
                 await self._pass_on(scope, receive, send)
                 return
@@ -289,7 +289,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.error is not None or not self._enabled:
             return False
         engine = self.limiter.engine
-        engine.ask_for_news()
+        engine.begin_refresh()
         if not engine.counts:
             return False
         if self.routed_app is None:  # the first call, which may be the lifespan

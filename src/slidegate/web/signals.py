@@ -23,7 +23,7 @@ from ..core.memo import MANY, remember
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.aio import answer_to_the_end
-from ..limiter.operators import operators_of
+from ..limiter.bans import operators_of
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .clients import visit_of
 from .keys import Combined, Key, parts_of, user

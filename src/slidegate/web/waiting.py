@@ -15,8 +15,7 @@ from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..limiter import Limiter
 from ..limiter.aio import answer_of, on_asyncio
-from ..limiter.queues import Ask, Queues, is_too_late, room_in_us
-from ..limiter.waiters import Name
+from ..limiter.queues import Ask, Name, Queues, is_too_late, room_in_us
 from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress

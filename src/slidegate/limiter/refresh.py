@@ -1,0 +1,313 @@
+"""Refreshing overrides: the store is asked beside the questions of requests for what operators have changed.
+
+How old the overrides of a worker are decides what a question does::
+
+    FRESH      less than half a second: nothing
+    STALE      less than a second: asks for the overrides in the same call, and does not wait for them
+    EXPIRED    a second or more, as of a worker that was idle: asks in the same call, and holds the answer until both
+               have come; if something has changed, the answer is refunded and the question asked again
+
+So no request of an idle worker is decided as before a change, and an idle worker asks nothing. Where the store answers
+at once, as a file does, the overrides are there before the question. A thread without an event loop asks before it,
+with a fifth of its deadline for each step. During an outage nobody asks; the known overrides stay in force until their
+end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from enum import Enum
+from inspect import isawaitable
+from time import monotonic
+from typing import Any, Final, TypeAlias, TypeVar
+
+from ..core.bans.ban import Ban, BanSubject
+from ..core.buckets import Check
+from ..core.decision import Decision
+from ..core.errors import StoreError
+from ..core.logs import Throttle, logger
+from ..core.memo import remember
+from ..core.reservation import Reservation
+from ..core.store import COMMAND_DEADLINE_S
+from ..stores.shared import running_loop
+from ..stores.system_clock import SystemClock
+from .aio import End, answer_of, in_background, on_asyncio, run_at_once, wait_for_end, within, yielding_to_others
+from .failover import Failover
+from .overrides import LIMITS, Override, Overrides, override_in
+from .rows import Row, Rows
+from .workers import Workers
+
+STALE_NS: Final = 500_000_000
+EXPIRED_NS: Final = 1_000_000_000
+DEADLINE_S: Final = 1.0
+"""How long the store may take to tell the overrides; requests wait no longer than their own deadline."""
+SHARE_OF_DEADLINE: Final = 0.2
+"""How much of the deadline of a question each step of a refresh has that its thread begins before it."""
+AT_ONCE: Final = 50
+"""How many overrides are parsed in one step, at 20 us each."""
+_LOG_EVERY_S: Final = 600.0
+_MEMO: Final = 4_000
+
+T = TypeVar("T")
+Running: TypeAlias = "asyncio.Future[End[None]]"
+Hit: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]]
+"""A function that charges every check or none, as `Store.hit` does, or that says what this would answer."""
+FindBan: TypeAlias = Callable[[Sequence[BanSubject]], Ban | Awaitable[Ban | None] | None]
+"""A function that returns the ban that refuses some subjects, as `BanStore.find` does."""
+
+
+class Age(Enum):
+    """How old the overrides of a worker are; during an outage, how long ago it was known to go on."""
+
+    FRESH = "fresh"
+    STALE = "stale"
+    EXPIRED = "expired"
+
+
+class Refresher:
+    """Keeps the overrides of this process fresh.
+
+    Args:
+        rows: The rows of the store.
+        overrides: The overrides in force in this process.
+        workers: This worker among others, which writes when the store has answered.
+        clock: The clock of the limiter.
+        failover: Queries the store; None for one that cannot fail.
+        refund: Refunds what a decision has charged.
+        deadline_s: How long a question and its refresh may take together.
+        answers_threads: Whether the store answers threads without an event loop.
+
+    Attributes:
+        question: Asks the store, or what answers for it while limits are off; `Engine.rebuild` sets it.
+        ban_question: Asks it for a ban; set there, too.
+        fresh_until_ns: Until when the overrides are fresh (monotonic).
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        overrides: Overrides,
+        workers: Workers,
+        clock: SystemClock,
+        failover: Failover | None,
+        refund: Callable[[Sequence[Reservation]], Awaitable[bool]],
+        deadline_s: float,
+        *,
+        answers_threads: bool,
+    ) -> None:
+        self.question: Hit
+        self.ban_question: FindBan
+        self.fresh_until_ns = clock.monotonic_ns() - EXPIRED_NS
+        self._rows = rows
+        self._overrides = overrides
+        self._workers = workers
+        self._clock = clock
+        self._failover = failover
+        self._refund = refund
+        self._deadline_s = deadline_s
+        self._answers_threads = answers_threads
+        # What runs now, on any event loop.
+        self._reads: set[Running] = set()
+        self._writes: set[Running] = set()
+        self._parsed: dict[bytes, Override | None] = {}
+        self._throttle = Throttle(_LOG_EVERY_S)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether overrides may change: by other workers, or by the end of an override of this process alone."""
+        return self._rows.is_shared or bool(self._overrides.in_force)
+
+    def age(self) -> Age:
+        """Return how old the overrides are."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self.fresh_until_ns:
+            return Age.FRESH
+        if now_ns < self.fresh_until_ns - STALE_NS + EXPIRED_NS:
+            return Age.STALE
+        return Age.EXPIRED
+
+    # -- questions of requests -----------------------------------------------------------------------------------------
+
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
+        """Answer a question by fresh overrides.
+
+        Args:
+            checks: The question.
+            subjects: Further keys and addresses whose bans refuse it.
+        """
+        if self._clock.monotonic_ns() < self.fresh_until_ns:
+            return self.question(checks, subjects)
+        return self._refresh_beside(lambda: self.question(checks, subjects))
+
+    def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
+        """Return the ban that refuses an exempt request; none if limits are off by now."""
+        return self._refresh_beside(lambda: self.ban_question(subjects))
+
+    def _refresh_beside(self, ask: Callable[[], T | Awaitable[T]]) -> T | Awaitable[T]:
+        """Ask a question, and for the overrides in the same call if they are not fresh."""
+        age = self.age()
+        if age is Age.FRESH:
+            return ask()
+        read = self._begin()
+        if read is None or age is Age.STALE:
+            return ask()
+        return self._hold(read, ask)
+
+    async def _hold(self, read: Running, ask: Callable[[], T | Awaitable[T]]) -> T:
+        """Answer when the overrides have come, too; ask again if they change anything.
+
+        What is asked again has the whole deadline again; a refusal that counts (`count_denied`) is counted twice then.
+        """
+        until_s, version = monotonic() + self._deadline_s, self._overrides.version
+        answer = await answer_of(ask())
+        try:
+            await wait_for_end(read, until_s)
+        except asyncio.CancelledError:
+            await self._take_back(answer)
+            raise
+        if self._overrides.version == version:
+            return answer
+        await self._take_back(answer)
+        return await answer_of(ask())
+
+    async def _take_back(self, answer: object) -> None:
+        if isinstance(answer, Decision):
+            await self._refund(answer.begin_refund())
+
+    def ask(self) -> None:
+        """Ask for the overrides unless they are fresh, and wait for nothing."""
+        if self.is_needed and self.age() is not Age.FRESH:
+            self._begin()
+
+    async def wait(self) -> None:
+        """Wait for the overrides if they have expired."""
+        if self.age() is Age.EXPIRED:
+            read = self._begin()
+            if read is not None:
+                await wait_for_end(read, monotonic() + self._deadline_s)
+
+    # -- reading beside them -------------------------------------------------------------------------------------------
+
+    def _begin(self) -> Running | None:
+        """Read the overrides; return what reads them, or None if they are here, or cannot come now."""
+        if self._failover is not None and self._failover.breaker.is_open:
+            self._put_off()
+        elif on_asyncio():
+            return self.read()
+        elif self._answers_threads:
+            self._read_in_thread()
+        return None
+
+    def read(self) -> Running | None:
+        """Read the overrides on the event loop of this thread, unless a read runs already on it.
+
+        Returns:
+            The read that runs; None if it has ended, because the store answers at once.
+        """
+        for read in _here(self._reads):
+            return read
+        number, asked_ns = self._overrides.begin_reading(), self._clock.monotonic_ns()
+        try:
+            answer = self._rows.ask(LIMITS, 0, DEADLINE_S)
+            # Of a store that answers at once, they are here before the question, unless there are many.
+            if not isawaitable(answer) and len(answer) <= AT_ONCE:
+                self._apply(number, [self._parse(row) for row in answer])
+                self._end_read(asked_ns)
+                return None
+        except Exception as error:
+            self._failed(error)
+            return None
+        return _begun(self._apply_when_here(number, answer, asked_ns), self._reads)
+
+    async def _apply_when_here(
+        self, number: int, answer: Sequence[Row] | Awaitable[Sequence[Row]], asked_ns: int
+    ) -> None:
+        try:
+            self._apply(number, await self._parse_in_steps(await within(answer, DEADLINE_S)))
+        except Exception as error:
+            self._failed(error)
+        else:
+            self._end_read(asked_ns)
+
+    def _read_in_thread(self) -> None:
+        """Read the overrides in a thread without an event loop, of a store that answers there."""
+        self.fresh_until_ns = self._clock.monotonic_ns() + STALE_NS  # no other thread asks meanwhile
+        try:
+            run_at_once(self._read_and_write(min(self._deadline_s * SHARE_OF_DEADLINE, DEADLINE_S)))
+        except Exception as error:
+            self._failed(error)
+
+    async def _read_and_write(self, deadline_s: float) -> None:
+        await self.refresh(deadline_s)
+        if self._workers.is_due():
+            await self._workers.write(deadline_s)
+
+    async def refresh(self, deadline_s: float = COMMAND_DEADLINE_S) -> None:
+        """Read the overrides from the store, and apply them. For commands.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        number = self._overrides.begin_reading()
+        rows = await self._rows.read(LIMITS, 0, 0, deadline_s)
+        self._apply(number, await self._parse_in_steps(rows))
+
+    async def end(self) -> None:
+        """Delete the row of this worker, after what runs: a read may write the row once more at its end."""
+        for running in (self._reads, self._writes):
+            for work in _here(running):
+                await asyncio.wait([work], timeout=DEADLINE_S)
+        await self._workers.end(DEADLINE_S)
+
+    def _apply(self, number: int, overrides: Sequence[Override | None]) -> None:
+        """Put overrides in force; rows that this version cannot read are None."""
+        self._overrides.replace(number, [override for override in overrides if override is not None])
+
+    async def _parse_in_steps(self, rows: Sequence[Row]) -> list[Override | None]:
+        return [self._parse(row) async for row in yielding_to_others(rows, AT_ONCE)]
+
+    def _parse(self, row: Row) -> Override | None:
+        """Return the override of a row; None if this version cannot read it. Most rows are those of the last time."""
+        if row.value in self._parsed:
+            return self._parsed[row.value]
+        return remember(self._parsed, row.value, override_in(row.value), _MEMO)
+
+    def _end_read(self, asked_ns: int) -> None:
+        """Record how fresh the overrides are, and write what this worker has to say beside them."""
+        self.fresh_until_ns = asked_ns + STALE_NS
+        if self._workers.is_due():
+            _begun(self._write(), self._writes)
+
+    async def _write(self) -> None:
+        try:
+            await self._workers.write(DEADLINE_S)
+        except Exception as error:
+            self._failed(error, "the limits of this worker cannot be published")
+
+    def _put_off(self) -> None:
+        """Ask nothing for half a second, because the store is known to fail."""
+        self.fresh_until_ns = self._clock.monotonic_ns() + STALE_NS
+        # No answer will do that: an override ends by itself, in an outage too.
+        self._overrides.drop_ended()
+
+    def _failed(self, error: Exception, what: str = "changed limits cannot be read") -> None:
+        """Go on as before: the store failed, which its own questions find, or something else is wrong, as `what`."""
+        self._put_off()
+        if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
+            logger.error(what, exc_info=error)
+
+
+def _begun(work: Coroutine[Any, Any, None], running: set[Running]) -> Running | None:
+    """Run something on the event loop of this thread, and keep it among what runs."""
+    task = in_background(work)
+    if task is not None:
+        running.add(task)
+        task.add_done_callback(running.discard)
+    return task
+
+
+def _here(running: set[Running]) -> list[Running]:
+    """Return what runs on the event loop of this thread."""
+    loop = running_loop()
+    return [work for work in running.copy() if work.get_loop() is loop and not work.done()]
