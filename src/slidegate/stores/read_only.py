@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import Awaitable
 from typing import Any, NoReturn
 
-from ..core.bans.ban import Ban, BanSubject
-from ..core.buckets import Bucket, Check
-from ..core.decision import Decision
 from ..core.errors import StoreReadOnly
-from ..core.events import EventListener
-from ..core.store import COMMAND_DEADLINE_S, BanStore, CountsPermits, NamesKeys, ReadRow, SharedRows, Snapshot, Store
+from ..core.store import BanStore, CountsPermits, NamesKeys, SharedRows, Store
+
+
+def _passed_on(name: str) -> Any:
+    """Return a method that calls the one of this name of what is looked at."""
+    return lambda self, *arguments: getattr(self.inner, name)(*arguments)
+
+
+def _refuse(self: Any, *arguments: Any) -> NoReturn:
+    raise StoreReadOnly(f"{self.store!r} is open for reading only")
+
+
+_refused: Any = _refuse
+"""In place of a method that changes something."""
 
 
 class ReadOnlyStore(Store):
@@ -21,11 +30,14 @@ class ReadOnlyStore(Store):
     """
 
     is_read_only = True
+    __repr__ = _passed_on("__repr__")
+    peek, inspect, observe = map(_passed_on, ("peek", "inspect", "observe"))
+    hit = charge = refund = reset = reset_all = _refused
 
     def __init__(self, store: Store) -> None:
         super().__init__()
-        self._store = store
-        self.bans = _ReadOnlyBans(store)
+        self.inner = self.store = store
+        self.bans = _ReadOnlyBans(store, store.bans)
         self.answers_threads = store.answers_threads
         self.leases_units = store.leases_units
         if store.shared_rows is not None:
@@ -35,88 +47,25 @@ class ReadOnlyStore(Store):
         if isinstance(store, NamesKeys):
             self.name_keys = store.name_keys
 
-    def __repr__(self) -> str:
-        return repr(self._store)
-
-    def peek(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
-    ) -> Decision | Awaitable[Decision]:
-        """See `Store`."""
-        return self._store.peek(checks, subjects, deadline_s)
-
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
-        """See `Store`."""
-        return self._store.inspect(key, buckets)
-
-    def observe(self, observer: EventListener) -> None:
-        """See `Store`."""
-        self._store.observe(observer)
-
     def close(self) -> Awaitable[None] | None:
         """See `Store`."""
         self.closed = True
-        return self._store.close()
-
-    def _refuse(self, *arguments: Any) -> NoReturn:
-        raise _read_only(self._store)
-
-    hit: Any = _refuse
-    charge: Any = _refuse
-    refund: Any = _refuse
-    reset: Any = _refuse
-    reset_all: Any = _refuse
+        return self.store.close()
 
 
 class _ReadOnlyBans(BanStore):
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    may_refuse, count, find, pages = map(_passed_on, ("may_refuse", "count", "find", "pages"))
+    strike = ban = unban = load = _refused
 
-    def may_refuse(self) -> bool:
-        """See `BanStore`."""
-        return self._store.bans.may_refuse()
-
-    def count(self) -> int | None:
-        """See `BanStore`."""
-        return self._store.bans.count()
-
-    def find(
-        self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S
-    ) -> Ban | Awaitable[Ban | None] | None:
-        """See `BanStore`."""
-        return self._store.bans.find(subjects, deadline_s)
-
-    def pages(self) -> Iterable[Sequence[Ban]] | AsyncIterator[Sequence[Ban]]:
-        """See `BanStore`."""
-        return self._store.bans.pages()
-
-    def _refuse(self, *arguments: Any) -> NoReturn:
-        raise _read_only(self._store)
-
-    strike: Any = _refuse
-    ban: Any = _refuse
-    unban: Any = _refuse
-    load: Any = _refuse
+    def __init__(self, store: Store, inner: BanStore) -> None:
+        self.store = store
+        self.inner = inner
 
 
 class _ReadOnlyRows(SharedRows):
-    def __init__(self, store: Store, rows: SharedRows) -> None:
-        self._store = store
-        self._rows = rows
+    time, read = map(_passed_on, ("time", "read"))
+    write = _refused
 
-    def time(self) -> int | Awaitable[int]:
-        """See `SharedRows`."""
-        return self._rows.time()
-
-    def read(
-        self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
-    ) -> Sequence[ReadRow] | Awaitable[Sequence[ReadRow]]:
-        """See `SharedRows`."""
-        return self._rows.read(kind, first, last, deadline_s)
-
-    def write(self, *arguments: Any) -> NoReturn:
-        """Refuse it."""
-        raise _read_only(self._store)
-
-
-def _read_only(store: Store) -> StoreReadOnly:
-    return StoreReadOnly(f"{store!r} is open for reading only")
+    def __init__(self, store: Store, inner: SharedRows) -> None:
+        self.store = store
+        self.inner = inner
