@@ -2,9 +2,9 @@
 
 How old the overrides of a worker are decides what a question does::
 
-    FRESH      less than half a second: nothing
-    STALE      less than a second: asks for the overrides in the same call, and does not wait for them
-    EXPIRED    a second or more, as of a worker that was idle: asks in the same call, and holds the answer until both
+    fresh      less than half a second: nothing
+    stale      less than a second: asks for the overrides in the same call, and does not wait for them
+    expired    a second or more, as of a worker that was idle: asks in the same call, and holds the answer until both
                have come; if something has changed, the answer is refunded and the question asked again
 
 So no request of an idle worker is decided as before a change, and an idle worker asks nothing. Where the store answers
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from enum import Enum
 from inspect import isawaitable
 from time import monotonic
 from typing import Any, Final, TypeAlias, TypeVar
@@ -29,13 +28,13 @@ from ..core.errors import StoreError
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.reservation import Reservation
-from ..core.store import COMMAND_DEADLINE_S
+from ..core.store import COMMAND_DEADLINE_S, ReadRow
 from ..stores.shared import running_loop
 from ..stores.system_clock import SystemClock
 from .aio import End, answer_of, in_background, on_asyncio, run_at_once, wait_for_end, within, yielding_to_others
 from .failover import Failover
 from .overrides import LIMITS, Override, Overrides, override_in
-from .rows import Row, Rows
+from .rows import Rows
 from .workers import Workers
 
 STALE_NS: Final = 500_000_000
@@ -55,14 +54,6 @@ Hit: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Aw
 """A function that charges every check or none, as `Store.hit` does, or that says what this would answer."""
 FindBan: TypeAlias = Callable[[Sequence[BanSubject]], Ban | Awaitable[Ban | None] | None]
 """A function that returns the ban that refuses some subjects, as `BanStore.find` does."""
-
-
-class Age(Enum):
-    """How old the overrides of a worker are; during an outage, how long ago it was known to go on."""
-
-    FRESH = "fresh"
-    STALE = "stale"
-    EXPIRED = "expired"
 
 
 class Refresher:
@@ -118,14 +109,9 @@ class Refresher:
         """Whether overrides may change: by other workers, or by the end of an override of this process alone."""
         return self._rows.is_shared or bool(self._overrides.in_force)
 
-    def age(self) -> Age:
-        """Return how old the overrides are."""
-        now_ns = self._clock.monotonic_ns()
-        if now_ns < self.fresh_until_ns:
-            return Age.FRESH
-        if now_ns < self.fresh_until_ns - STALE_NS + EXPIRED_NS:
-            return Age.STALE
-        return Age.EXPIRED
+    def _age_ns(self) -> int:
+        """Return how long ago the overrides were read; during an outage, how long ago it was known to go on."""
+        return self._clock.monotonic_ns() - self.fresh_until_ns + STALE_NS
 
     # -- questions of requests -----------------------------------------------------------------------------------------
 
@@ -146,11 +132,11 @@ class Refresher:
 
     def _refresh_beside(self, ask: Callable[[], T | Awaitable[T]]) -> T | Awaitable[T]:
         """Ask a question, and for the overrides in the same call if they are not fresh."""
-        age = self.age()
-        if age is Age.FRESH:
+        age_ns = self._age_ns()
+        if age_ns < STALE_NS:
             return ask()
         read = self._begin()
-        if read is None or age is Age.STALE:
+        if read is None or age_ns < EXPIRED_NS:
             return ask()
         return self._hold(read, ask)
 
@@ -177,12 +163,12 @@ class Refresher:
 
     def ask(self) -> None:
         """Ask for the overrides unless they are fresh, and wait for nothing."""
-        if self.is_needed and self.age() is not Age.FRESH:
+        if self.is_needed and self._age_ns() >= STALE_NS:
             self._begin()
 
     async def wait(self) -> None:
         """Wait for the overrides if they have expired."""
-        if self.age() is Age.EXPIRED:
+        if self._age_ns() >= EXPIRED_NS:
             read = self._begin()
             if read is not None:
                 await wait_for_end(read, monotonic() + self._deadline_s)
@@ -212,7 +198,7 @@ class Refresher:
             answer = self._rows.ask(LIMITS, 0, DEADLINE_S)
             # Of a store that answers at once, they are here before the question, unless there are many.
             if not isawaitable(answer) and len(answer) <= AT_ONCE:
-                self._apply(number, [self._parse(row) for row in answer])
+                self._apply(number, [self._parse(value) for _, _, value in answer])
                 self._end_read(asked_ns)
                 return None
         except Exception as error:
@@ -221,7 +207,7 @@ class Refresher:
         return _begun(self._apply_when_here(number, answer, asked_ns), self._reads)
 
     async def _apply_when_here(
-        self, number: int, answer: Sequence[Row] | Awaitable[Sequence[Row]], asked_ns: int
+        self, number: int, answer: Sequence[ReadRow] | Awaitable[Sequence[ReadRow]], asked_ns: int
     ) -> None:
         try:
             self._apply(number, await self._parse_in_steps(await within(answer, DEADLINE_S)))
@@ -264,14 +250,14 @@ class Refresher:
         """Put overrides in force; rows that this version cannot read are None."""
         self._overrides.replace(number, [override for override in overrides if override is not None])
 
-    async def _parse_in_steps(self, rows: Sequence[Row]) -> list[Override | None]:
-        return [self._parse(row) async for row in yielding_to_others(rows, AT_ONCE)]
+    async def _parse_in_steps(self, rows: Sequence[ReadRow]) -> list[Override | None]:
+        return [self._parse(value) async for _, _, value in yielding_to_others(rows, AT_ONCE)]
 
-    def _parse(self, row: Row) -> Override | None:
+    def _parse(self, value: bytes) -> Override | None:
         """Return the override of a row; None if this version cannot read it. Most rows are those of the last time."""
-        if row.value in self._parsed:
-            return self._parsed[row.value]
-        return remember(self._parsed, row.value, override_in(row.value), _MEMO)
+        if value in self._parsed:
+            return self._parsed[value]
+        return remember(self._parsed, value, override_in(value), _MEMO)
 
     def _end_read(self, asked_ns: int) -> None:
         """Record how fresh the overrides are, and write what this worker has to say beside them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -109,29 +109,18 @@ class Rows:
         """Return the rows of all workers; see `Limiter.rows`."""
         _check(kind, first)
         _check(kind, last)
-        found: Iterable[ReadRow] = await self._command(
+        found: Sequence[ReadRow] = await self._command(
             lambda: self._shared.read(kind, first, last, deadline_s), deadline_s
         )
-        return _rows(found)
+        return [Row(*row) for row in found]
 
-    def ask(self, kind: str, number: int, deadline_s: float) -> list[Row] | Awaitable[list[Row]]:
+    def ask(self, kind: str, number: int, deadline_s: float) -> Sequence[ReadRow] | Awaitable[Sequence[ReadRow]]:
         """Ask for the rows of one number, now: a question that follows at once is sent in the same call.
 
         Raises:
             StoreError: The store does not answer.
         """
-        answer = self._shared.read(kind, number, number, deadline_s)
-        if isinstance(answer, Awaitable):
-            return _awaited(answer)
-        return _rows(answer)
-
-
-async def _awaited(answer: Awaitable[Iterable[ReadRow]]) -> list[Row]:
-    return _rows(await answer)
-
-
-def _rows(found: Iterable[ReadRow]) -> list[Row]:
-    return [Row(*row) for row in found]
+        return self._shared.read(kind, number, number, deadline_s)
 
 
 def _check(kind: object, number: object) -> None:
