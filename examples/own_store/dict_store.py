@@ -16,7 +16,6 @@ from slidegate.core import (
     COMMAND_DEADLINE_S,
     AnyLimit,
     BanSubject,
-    Bucket,
     Check,
     Clock,
     Concurrency,
@@ -127,11 +126,11 @@ class DictStore(Store):
                 del self._windows[name], self._limits[name]
             return found
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
-        """Return the windows of a key."""
+    def inspect(self, checks: Sequence[Check]) -> Snapshot:
+        """Return the windows of some checks."""
         with self._guard():
             now_us, windows = self._clock(), self._windows.copy()
-            places = self._find([(bucket, key, 0) for bucket in buckets], windows)
+            places = self._find(checks, windows)
             return Snapshot(now_us, self._unix_us(), [windows[name] for _, _, _, name, _ in places])
 
     def permits_held(self) -> int:

@@ -54,8 +54,8 @@ async def _listed(pages: Iterable[Sequence[Ban]] | AsyncIterator[Sequence[Ban]])
 
 async def views_of(store: Store, key: str, limited: Bucket) -> list[LimitState]:
     """Return the windows of a key as a store reports them."""
-    snapshot = await settle(store.inspect(key, (limited,)))
-    return states_in(snapshot, key, (limited,))
+    snapshot = await settle(store.inspect([(limited, key, 0)]))
+    return states_in(snapshot, [(limited, key, 0)])
 
 
 async def as_peek_says(store: Store, key: str, limited: Bucket) -> list[LimitState]:

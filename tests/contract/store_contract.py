@@ -56,7 +56,7 @@ QUESTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "refund": lambda store: store.refund(reserved(CHECKS, [1], [1])),
     "reset": lambda store: store.reset("user:ann"),
     "reset_all": lambda store: store.reset_all(),
-    "inspect": lambda store: store.inspect("user:ann", [CHECKS[0][0]]),
+    "inspect": lambda store: store.inspect([CHECKS[0]]),
     "find": lambda store: store.bans.find(("user:ann", (4, 7))),
     "strike": lambda store: store.bans.strike(POLICY, "user:ann", 1, "why"),
     "ban": lambda store: store.bans.ban("user:bob", HOUR_US, "why", "ann"),
@@ -263,7 +263,7 @@ class StoreContract(RandomContract, StatsContract):
             assert (await store.hit((bucket(limits, rule), key, 1))).remaining == 2
         assert not await store.hit((bucket("3/minute"), "ann", 1))
         assert [view.used for view in await as_peek_says(store.raw, "eve", bucket("3/minute; 3/hour"))] == [0, 0]
-        assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, store.clock.now_us, [])
+        assert await settle(store.raw.inspect(())) == (store.clock.now_us, store.clock.now_us, [])
         await store.hit((bucket(Quota("3/month")), "ann", 3))
         for other in (Quota("3/month", starts=2), Quota("3/month", zone="Asia/Tokyo"), Quota("3/week")):
             assert (await store.hit((bucket(other), "ann", 1))).remaining == 2

@@ -305,7 +305,7 @@ def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
                 rule = turn % 2
                 admitted[rule] += bool(store.hit(((rules[rule], keys[turn // 2 % 2], 1),)))
                 if not turn % 50:
-                    store.inspect("ann", rules)
+                    store.inspect([(rule, "ann", 0) for rule in rules])
         finally:
             at_work.discard(number)
         return admitted

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from .bans.ban import Ban, BanSubject
 from .bans.policy import BanPolicy
-from .buckets import Bucket, Check
+from .buckets import Check
 from .decision import Decision
 from .errors import closed
 from .events import EventListener, Observers
@@ -30,14 +30,14 @@ Clock: TypeAlias = Callable[[], int]
 
 
 class Snapshot(NamedTuple):
-    """The windows of one key at one time."""
+    """Some windows at one time."""
 
     now_us: int
     """The store's time of the snapshot, in microseconds."""
     unix_us: int
     """Its Unix time, in microseconds."""
     windows: Sequence[bytes]
-    """One for each limit of each requested bucket, in order."""
+    """One for each limit of each check, in order."""
 
 
 class BanStore(ABC):
@@ -251,8 +251,8 @@ class Store:
         """
 
     @abstractmethod
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
-        """Return the windows of `key` under each limit of some buckets, without changing anything."""
+    def inspect(self, checks: Sequence[Check]) -> Snapshot | Awaitable[Snapshot]:
+        """Return the windows of some checks, of one key or of several, without changing anything."""
 
     def observe(self, observer: EventListener) -> None:
         """Call `observer` with this store's events from now on."""

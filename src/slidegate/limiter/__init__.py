@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.bans.ban import MAX_KEY_BYTES
 from .engine import reset_all, switch_all, use_clock
 from .inspect import KeyView
-from .limiter import Limiter, check_cost
+from .limiter import Limiter, check_cost, inspect_keys
 from .overrides import Override
 from .rows import Action
 from .workers import Publication, PublishedRule
@@ -19,6 +19,7 @@ __all__ = [
     "Publication",
     "PublishedRule",
     "check_cost",
+    "inspect_keys",
     "reset_all",
     "switch_all",
     "use_clock",

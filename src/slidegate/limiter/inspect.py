@@ -1,19 +1,20 @@
-"""Inspection of a limiter: all windows of one key."""
+"""Inspection of a limiter: the windows of keys, of many in few questions to the store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple
 
-from ..core.buckets import Bucket
+from ..core.buckets import Bucket, Check
 from ..core.readings import LimitState, state_of
 from ..core.store import Snapshot, Store
 from .aio import let_others_run
 from .rows import Command
 
-TOGETHER: Final = 32
-"""How many buckets are queried in one step: a few milliseconds of work for the store and for this process."""
+TOGETHER: Final = 100
+"""How many checks are queried in one step: a few milliseconds of work for the store and for this process."""
 
 
 def one_of_each(buckets: Iterable[Bucket]) -> list[Bucket]:
@@ -43,39 +44,50 @@ class KeyView(NamedTuple):
     """The labels of rules whose limits a function returns for each request: `windows` has none of theirs."""
 
 
-async def inspect_key(command: Command, store: Store, key: str, used: Sequence[Bucket]) -> KeyView:
-    """Return the windows of a key.
+async def read_keys(command: Command, store: Store, wanted: Sequence[tuple[str, Sequence[Bucket]]]) -> list[KeyView]:
+    """Return the windows of some keys.
 
     Args:
         command: Asks the store.
         store: The store.
-        key: The key in its canonical form.
-        used: The buckets that may have counted it.
+        wanted: Each key in its canonical form, with the buckets that may have counted it.
 
     Raises:
         StoreError: The store does not answer.
     """
-    by_function = dict.fromkeys([bucket.label for bucket in used if bucket.is_fallback])
-    buckets = one_of_each([bucket for bucket in used if not bucket.is_fallback])
-    steps = [buckets[first : first + TOGETHER] for first in range(0, len(buckets), TOGETHER)]
+    checks: list[Check] = []
+    for key, used in wanted:
+        checks += [(bucket, key, 0) for bucket in _counting(used)]
+    steps = [checks[first : first + TOGETHER] for first in range(0, len(checks), TOGETHER)]
     if not steps:
         steps = [[]]  # only the time is queried
     states: list[LimitState] = []
     for number, some in enumerate(steps):
         if number:
             await let_others_run()
-        snapshot = await command(partial(store.inspect, key, some))
-        states += states_in(snapshot, key, some)
+        snapshot = await command(partial(store.inspect, some))
+        states += states_in(snapshot, some)
     now_us, unix_us, _ = snapshot
-    return KeyView(key, now_us, unix_us, tuple(states), tuple(by_function))
+    left = iter(states)
+    views: list[KeyView] = []
+    for key, used in wanted:
+        number_of_limits = sum(len(bucket.limits) for bucket in _counting(used))
+        by_function = dict.fromkeys([bucket.label for bucket in used if bucket.is_fallback])
+        views.append(KeyView(key, now_us, unix_us, tuple(islice(left, number_of_limits)), tuple(by_function)))
+    return views
 
 
-def states_in(snapshot: Snapshot, key: str, buckets: Iterable[Bucket]) -> list[LimitState]:
-    """Return the state of each limit of some buckets for one more unit, given what the store says of their windows."""
+def _counting(used: Iterable[Bucket]) -> list[Bucket]:
+    """Return the buckets whose limits are known, each window once."""
+    return one_of_each([bucket for bucket in used if not bucket.is_fallback])
+
+
+def states_in(snapshot: Snapshot, checks: Iterable[Check]) -> list[LimitState]:
+    """Return the state of each limit of some checks for one more unit, given what the store says of their windows."""
     now_us, unix_us, windows = snapshot
-    limits = [(bucket, at) for bucket in buckets for at in range(len(bucket.limits))]
+    limits = [(bucket, key, at) for bucket, key, _ in checks for at in range(len(bucket.limits))]
     states: list[LimitState] = []
-    for (bucket, at), window in zip(limits, windows, strict=True):
+    for (bucket, key, at), window in zip(limits, windows, strict=True):
         counter = bucket.limits[at].counter_by(lambda: unix_us)
         _, reading = counter.spend(window, now_us, 0)
         states.append(state_of(bucket, key, at, reading, now_us))

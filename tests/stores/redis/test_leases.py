@@ -66,7 +66,7 @@ async def leased(store: RedisStore, checks: tuple[Check, ...] = ANN, subjects: A
 
 async def used(store: RedisStore, limits: str = MINUTES, key: str = "ann") -> int:
     """Return the units that Redis counts."""
-    _, now_us, (window,) = await store.inspect(key, [usual(limits)])
+    _, now_us, (window,) = await store.inspect([(usual(limits), key, 0)])
     (limit,) = usual(limits).limits
     return limit.counter.state(limit.counter.settle(window, now_us), now_us)[0]
 
@@ -566,7 +566,7 @@ async def test_random_programs_of_three_workers_keep_the_bound(server: RedisServ
             counted += sum(
                 len(lease.units) for lease in leases if now_us < lease.decision.readings[0][2] + limit.span_us
             )
-            snapshot = await store.inspect("ann", [limited])
+            snapshot = await store.inspect([(limited, "ann", 0)])
             window = limit.counter.settle(snapshot.windows[0], now_us)
             assert limit.counter.state(window, now_us)[0] == counted
         times = sorted(at for at, _ in spent)

@@ -36,7 +36,7 @@ except ModuleNotFoundError as error:
 
 from ...core.arguments import check_whole
 from ...core.bans.ban import Ban, BanSubject
-from ...core.buckets import Bucket, Check
+from ...core.buckets import Check
 from ...core.decision import Decision
 from ...core.errors import StoreUnavailable
 from ...core.events import EventListener
@@ -193,9 +193,9 @@ class LmdbStore(Store):
         """
         return self._batcher.command(Transaction.reset_all, needs_room=False)
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
-        """Return the windows of `key` under some buckets."""
-        return self._batcher.run(Transaction.inspect, key, buckets, needs_room=False)
+    def inspect(self, checks: Sequence[Check]) -> Snapshot | Awaitable[Snapshot]:
+        """Return the windows of some checks."""
+        return self._batcher.run(Transaction.inspect, checks, needs_room=False)
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests of this process hold."""

@@ -256,9 +256,9 @@ class Transaction:
         for row in rows:
             self.windows.renew(row)
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
-        """Return the windows of `key` under some buckets."""
-        refs = self._find([(bucket, key, 0) for bucket in buckets], create=False)
+    def inspect(self, checks: Sequence[Check]) -> Snapshot:
+        """Return the windows of some checks."""
+        refs = self._find(checks, create=False)
         return Snapshot(self.rows.now_us, self.rows.unix_us(), [windows[row] for _, _, windows, row, _ in refs])
 
     # -- bans ---------------------------------------------------------------------------------------------------------

@@ -215,10 +215,9 @@ class MemoryStore(Store):
         decision.reservations = ()
         return decision
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
-        """Return the windows of `key` under each limit of some buckets, without changing anything."""
+    def inspect(self, checks: Sequence[Check]) -> Snapshot:
+        """Return the windows of some checks, without changing anything."""
         self.expect_open()
-        checks = [(bucket, key, 0) for bucket in buckets]
         with self._shards_of(checks).lock:
             windows = [windows[name] for _, _, windows, name, _ in self._known(checks)]
             return Snapshot(self.time_us(), self.unix_us(), windows)

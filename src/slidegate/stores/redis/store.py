@@ -29,7 +29,7 @@ from redis.asyncio import Redis, RedisCluster
 
 from ...core.arguments import check_whole
 from ...core.bans.ban import BanSubject
-from ...core.buckets import Bucket, Check
+from ...core.buckets import Check
 from ...core.decision import Decision
 from ...core.durations import parse_duration_us
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
@@ -265,11 +265,11 @@ class RedisStore(Store):
         self.parts.held.drop()
         return has_forgotten
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
-        """Return the windows of `key` under each limit of `buckets`. Changes nothing."""
-        checks, batcher = [(bucket, key, 0) for bucket in buckets], self.batcher()
+    def inspect(self, checks: Sequence[Check]) -> Awaitable[Snapshot]:
+        """Return the windows of some checks. Changes nothing."""
+        batcher = self.batcher()
         pack = partial(self.parts.packing.question, INSPECT, checks, (), batcher.permits)
-        has_permits = any(bucket.is_permit for bucket in buckets)
+        has_permits = any(bucket.is_permit for bucket, _, _ in checks)
 
         def read(answer: list[bytes], now_us: int) -> Snapshot:
             return Snapshot(now_us, now_us, answer[1:])
