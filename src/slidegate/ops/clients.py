@@ -51,10 +51,13 @@ class Client(ClientTraffic):
             for label in labels:
                 add_to(shown.counted_by, label, requests)
             add_to(shown.routes, route, requests)
-        # A refusal has named what it met when it was counted.
-        if self.latest is not None and not self.refused:
-            _, checks, shown.route, _ = self.latest
-            shown.rule, shown.limits = _counted(self.key, checks)
+        if self.latest is not None:
+            _, checks, route, _ = self.latest
+            shown.note_amounts(checks)
+            # A refusal has named what it met when it was counted.
+            if not self.refused:
+                shown.route = route
+                shown.rule, shown.limits = _counted(self.key, checks)
         return shown
 
 

@@ -1,11 +1,16 @@
-"""Kinds of keys, as published rules name what they read, and how the keys of each kind begin in stores."""
+"""Kinds of keys, as published rules name what they read, how the keys of each begin, and what one key stands for."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any, Final, NamedTuple
 
+from .. import ConfigurationError, Limiter, Networks, client_ip
+from ..core import Ban
 from ..core.addresses import network_of
+from ..limiter import PublishedRule
 
 ADDRESS: Final = "address"
 EVERYONE: Final = "everyone"
@@ -16,6 +21,8 @@ _SHOWN: Final = 31
 """How much of a kind stands in front of a digest: keys have at most 64 characters."""
 _IN_TEXT: Final = ("user", "mcp_tool")
 """The kinds whose values stand in the keys as text."""
+_SENT: Final = ("header", "cookie", "query", "user")
+"""The kinds in place of which a client's address counts if its request has none."""
 
 
 def kind_of(key: str) -> str:
@@ -51,3 +58,95 @@ def beginnings_of(kind: str) -> tuple[str, ...]:
     if "+" in kind:
         return "combined#", digests
     return (digests,)
+
+
+# -- what a key stands for ---------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """How much of what a key stands for is in some networks."""
+
+    is_whole: bool
+    is_any: bool
+
+
+class Subject:
+    """What a key stands for: an address, a network of them, or something else by which requests are counted.
+
+    Args:
+        limiter: Returns the canonical forms of keys.
+        key: The key as it was typed, or that of a value.
+
+    Attributes:
+        key: The key in its canonical form.
+        is_address: Whether it is an address or a network.
+    """
+
+    def __init__(self, limiter: Limiter, key: Any) -> None:
+        self.key = limiter.key_for(key)
+        self._typed = key if isinstance(key, str) else self.key
+        self._networks = Networks([])
+        try:
+            self._networks = Networks([self._typed])
+        except ConfigurationError:
+            self.is_address = False
+        else:
+            self.is_address = True
+
+    def counted_by(self, rule: PublishedRule) -> tuple[str, str]:
+        """Return the key by which a rule counts requests of it, empty if it is another one, and which of them.
+
+        A rule by a header counts a client by its address ``without header:x-api-key``; else all requests are meant.
+        """
+        if rule.key == EVERYONE:
+            return EVERYONE, ""
+        if not self.is_address:
+            if self.key.startswith(beginnings_of(rule.key)):
+                return self.key, ""
+            return "", ""
+        if self.is_several(rule):
+            return "", ""
+        if rule.key == ADDRESS:
+            return _truncated(self._typed, rule), ""
+        if rule.key.partition(":")[0] in _SENT and "+" not in rule.key:
+            return _truncated(self._typed, rule), f" without {rule.key}"
+        return "", ""
+
+    def is_several(self, rule: PublishedRule) -> bool:
+        """Return whether it is a network with several clients, each of which the rule counts by a key of its own."""
+        if not self.is_address or rule.key == EVERYONE:
+            return False
+        ((version, first, _),) = self._networks.ranges()
+        address: IPv4Address | IPv6Address = IPv6Address(first)
+        if version == 4:
+            address = IPv4Address(first)
+        return _truncated(str(address), rule) != _truncated(self._typed, rule)
+
+    def part_in(self, networks: Networks) -> Part:
+        """Return how much of its addresses is in some networks."""
+        if not self.is_address:
+            return Part(False, False)
+        ((version, first, last),) = self._networks.ranges()
+        together = Networks.of_ranges([*networks.ranges(), (version, first, last)])
+        return Part(together == networks, networks.overlaps(version, first, last))
+
+    def part_banned(self, ban: Ban) -> Part:
+        """Return how much of its addresses a ban refuses: one by hand refuses a whole network, a policy's its key."""
+        if not self.is_address or ban.level or network_of(ban.key) is None:
+            return Part(False, False)
+        return self.part_in(Networks([ban.key]))
+
+
+def _truncated(key: str, rule: PublishedRule) -> str:
+    return client_ip(ipv4_prefix=rule.ipv4_prefix, ipv6_prefix=rule.ipv6_prefix).truncated(key)
+
+
+def networks_of(ranges: Iterable[str]) -> Networks:
+    """Return the networks of a list whose ranges are published as texts."""
+    found: list[tuple[int, int, int]] = []
+    for text in ranges:
+        for one in text.split():
+            version, _, span = one.partition(":")
+            first, _, last = span.partition("-")
+            found.append((int(version), int(first, 16), int(last, 16)))
+    return Networks.of_ranges(found)

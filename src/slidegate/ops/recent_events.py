@@ -19,7 +19,7 @@ MAX_EVENTS: Final = 100
 MAX_REFUSALS: Final = 50
 MAX_MESSAGE: Final = 256
 MAX_DETAIL: Final = 128
-MAX_DETAILS: Final = 8
+MAX_DETAILS: Final = 10
 OF_REFUSALS: Final = ("exceeded", "shadow_refused")
 """The events that come with refusals. Clients cause as many as they like, so they are kept with these."""
 
@@ -65,12 +65,12 @@ class RecentEvents:
 
 
 def _entry_of_refusal(outcome: Outcome) -> dict[str, Any]:
-    key, rule, by, ban = outcome.client, ", ".join(outcome.rules), "", ""
+    key, rule, by, ban, limit = outcome.client, ", ".join(outcome.rules), "", "", ""
     refusal: Decision | None = outcome.refusal
     if refusal is not None:
         by = refusal.by
         if refusal.binding is not None:
-            key = refusal.binding.key
+            key, limit = refusal.binding.key, str(refusal.binding.limit)
         if refusal.ban is not None:
             ban = refusal.ban.key
     source = ""
@@ -83,6 +83,7 @@ def _entry_of_refusal(outcome: Outcome) -> dict[str, Any]:
         "client": outcome.client,
         "key": key,
         "rule": rule,
+        "limit": limit,
         "by": by,
         "reason": outcome.reason,
         "route": outcome.route,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from heapq import nlargest
@@ -141,6 +141,16 @@ async def read_ranking(limiter: Limiter, kind: str, limit: int) -> Ranking:
         clients.add_row(row)
         await pause()
     return clients.ranking(limit)
+
+
+async def read_amounts(limiter: Limiter, keys: Collection[str]) -> dict[tuple[str, str], str]:
+    """Return the limits that recent decisions about some keys had in force, by key and rule."""
+    found: dict[tuple[str, str], str] = {}
+    for kind in (CLIENTS, KEYS):
+        for one in (await read_ranking(limiter, kind, 1_000)).each():
+            if one.key in keys:
+                found |= {(one.key, rule): limits for rule, limits in one.amounts.items()}
+    return found
 
 
 async def read_minutes(limiter: Limiter, kind: str) -> list[list[ClientTraffic]]:

@@ -183,6 +183,7 @@ class Tally:
                 add_to(one.counted_by, label, 1)
             add_to(one.routes, outcome.route, 1)
         elif refusal.reason is not Reason.UNAVAILABLE:
+            one.note_amounts(refusal.checks)
             one.route = outcome.route
             one.rule, one.limits = _refused_by(refusal, outcome.rules)
             add_to(one.refused_by, one.rule, 1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
-from ..core import Reason
+from ..core import Check, Reason
 from ..events import Outcome
 from ..windows import ResponseTimes
 
@@ -153,6 +153,7 @@ class ClientTraffic:
         rule: The rule of its latest refusal; of its latest request if none was refused.
         limits: The limits that this request met, with the amounts that were in force for it: ``"5/1m"``.
         route: The route of this request, for example ``GET /items/{id}``; ``(no route)`` if it was refused before.
+        amounts: The limits by which rules counted it last, with the amounts that were in force: ``{"api": "5/1m"}``.
         counted_by: Its admitted requests by the rule that counted them, up to 8.
         routes: Its admitted requests by route, up to 8.
         others: Digests of the users, cookies and API keys with which it came, up to 8: with several it is the address
@@ -171,6 +172,7 @@ class ClientTraffic:
     rule: str = ""
     limits: str = ""
     route: str = ""
+    amounts: dict[str, str] = field(default_factory=dict)
     counted_by: dict[str, int] = field(default_factory=dict)
     routes: dict[str, int] = field(default_factory=dict)
     others: list[int] = field(default_factory=list)
@@ -201,6 +203,9 @@ class ClientTraffic:
         self.banned += other.banned
         self.blocked += other.blocked
         self.unavailable += other.unavailable
+        for rule, limits in other.amounts.items():
+            if rule in self.amounts or len(self.amounts) < MAX_NAMES:
+                self.amounts[rule] = limits
         for name, requests in other.refused_by.items():
             add_to(self.refused_by, name, requests)
         for name, requests in other.counted_by.items():
@@ -209,6 +214,12 @@ class ClientTraffic:
             add_to(self.routes, name, requests)
         for digest in other.others:
             self.add_other(digest)
+
+    def note_amounts(self, checks: Iterable[Check]) -> None:
+        """Note the limits by which a decision counted it."""
+        for bucket, key, _ in checks:
+            if key == self.key and len(self.amounts) < MAX_NAMES:
+                self.amounts[bucket.label] = "; ".join(map(str, bucket.limits))
 
     def add_other(self, digest: int) -> None:
         """Note the digest of a user, a cookie or an API key."""

@@ -49,6 +49,14 @@ MAX_CELL: Final = 80
 _MAX_VALUE: Final = 65_536
 INTERRUPTED: Final = 130
 """The exit code after Ctrl-C."""
+UNKNOWN: Final = 3
+"""The exit code of a question that a store without an answer, or without a worker, leaves open."""
+
+
+class Unanswered(click.ClickException):
+    """A command whose exit code is an answer has none."""
+
+    exit_code = UNKNOWN
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -202,7 +210,7 @@ def asking(
 
     Args:
         writes: Whether the function writes; otherwise the store is opened read-only.
-        code_of: Returns the exit code for the rows of the result; None for 0.
+        code_of: Returns the exit code for the rows of the result; None for 0. A store that does not answer is 3 then.
     """
 
     def decorated(work: Callable[..., Awaitable[Answer]]) -> Callable[..., None]:
@@ -217,7 +225,12 @@ def asking(
         @with_json
         @wraps(work)
         def command(store: str, as_json: bool, **arguments: Any) -> None:
-            rows, lines = ask(store, lambda limiter: work(limiter, **arguments), writes=writes)
+            try:
+                rows, lines = ask(store, lambda limiter: work(limiter, **arguments), writes=writes)
+            except StoreError as error:
+                if code_of is None:
+                    raise
+                raise Unanswered(one_line(error)) from error
             show(as_json, rows, lines)
             if code_of is not None:
                 click.get_current_context().exit(code_of(rows))

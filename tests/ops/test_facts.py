@@ -1,8 +1,8 @@
-"""What is said of a client is true: each claim is compared with what its next request gets from a real application.
+"""Each row is a fact: what it says a rule refuses is compared with what the next request gets from a real application.
 
 A situation is a set of rules, lists and policies, perhaps with a second group of workers, and what has happened before.
-"Not refused" may be said only if every request passes, a reason only if all requests that it names are refused, and a
-request that is refused has a reason, or something was not looked at.
+A row refuses only if every request is refused that it names, and that no row above it may let pass; and a request that
+is refused has a row that refuses or may, or something was not read.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from slidegate import (
     Limiter,
     MemoryStore,
     Networks,
+    Quota,
     RateLimit,
     RateLimitMiddleware,
     Rule,
@@ -32,9 +33,8 @@ from slidegate import (
     header,
     user,
 )
-from slidegate.ops.cli.explain import group_lines
-from slidegate.ops.explained import Explained, explained
-from slidegate.ops.standing import EVERY, Standing, Verdict
+from slidegate.ops.explain import Facts, facts_of
+from slidegate.ops.facts import EVERY, Does, Fact
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
@@ -213,14 +213,6 @@ async def play(groups: list[tuple[list[str], list[str]]], history: list[Any], *,
     return situation
 
 
-async def group_of(situation: Situation, app: Any, found: Explained) -> Standing:
-    """Return what is said of the workers of one application."""
-    published = await Limiter(situation.store).published()
-    own = (await app.limiter.published())[0].text.rules
-    (at,) = [number for number, one in enumerate(published) if one.text.rules == own]
-    return found.groups[at]
-
-
 def names(requests: str, request: Request) -> bool:
     """Return whether a reason, in whose words some requests are named, speaks of a request."""
     requests, _, without = requests.partition(" of the middleware ")[0].partition(" without ")
@@ -238,22 +230,18 @@ def names(requests: str, request: Request) -> bool:
     return request.method in methods and path == last
 
 
-def check(found: Explained, group: Standing, request: Request, passed: bool) -> None:
+def check(found: Facts, request: Request, passed: bool) -> None:
     """Compare what is said with what a request got."""
     if found.off is not None:
         assert passed
         return
-    naming = []
-    for reason in group.reasons:
-        if names(reason.requests, request) and not any(names(one, request) for one in reason.apart_from):
-            naming.append(reason)
-    assert not (passed and naming), f"{naming} refuse, but it passed"
-    of_all = [reason for reason in group.reasons if reason.is_of_each]
-    assert not (passed and of_all), f"{of_all} refuse all requests, but it passed"
-    if passed:
-        return
-    assert found.verdict is not Verdict.NOT_REFUSED, "it was refused"
-    assert naming or group.unseen or group.other_keys, "it was refused, and nothing says so"
+    naming = [row for row in found.rows if row.does in (Does.REFUSES, Does.MAY_REFUSE) and names(row.requests, request)]
+    for row in naming:
+        if row.does is Does.REFUSES and "unless" not in row.note and "workers" not in row.note:
+            assert not passed, f"{row} refuses, but it passed"
+    if not passed:
+        unread = found.left_out or any(row.does is Does.NOT_READ for row in found.rows)
+        assert naming or unread, "it was refused, and nothing says so"
 
 
 @settings(max_examples=60)
@@ -271,13 +259,11 @@ def test_each_claim_is_what_the_next_request_gets(
     async def compare() -> None:
         situation = await play(groups, history, attached=attached)
         for number, probe in enumerate(probes):
-            found = await explained(Limiter(situation.store), CLIENT)
-            event(found.verdict.value)
+            found = await facts_of(Limiter(situation.store), CLIENT)
+            event(str(found.refused_by is not None))
             assert (found.refusals is not None) == attached
-            assert sum(one.workers for one in found.groups) == len(groups)
-            app = situation.apps[number % len(groups)]
-            group = await group_of(situation, app, found)
-            check(found, group, probe, await situation.send(app, probe))
+            assert found.workers == len(groups)
+            check(found, probe, await situation.send(situation.apps[number % len(groups)], probe))
 
     asyncio.run(compare())
 
@@ -285,37 +271,30 @@ def test_each_claim_is_what_the_next_request_gets(
 @settings(max_examples=60)
 @given(GROUPS, HISTORIES, st.sampled_from([CLIENT, "203.0.113.0/24", header("X-API-Key").of(VALUE)]))
 @example([(["posts", "posts a day"], [])], ["bans a value"], header("X-API-Key").of(VALUE))
-@example([(["old", "old again"], [])], [], CLIENT)
 def test_nothing_is_said_twice(groups: list[tuple[list[str], list[str]]], history: list[Any], key: Any) -> None:
     async def look() -> None:
         situation = await play(groups, history)
-        found = await explained(Limiter(situation.store), key)
-        for group in found.groups:
-            lines = [*group_lines(group, found)]
-            assert len(lines) == len({*lines})
+        rows = (await facts_of(Limiter(situation.store), key)).rows
+        assert len(rows) == len({*rows})
 
     asyncio.run(look())
 
 
-async def of_one(rule: Rule, requests: int) -> tuple[Any, Standing]:
+async def of_one(rule: Rule, requests: int) -> tuple[Any, list[Fact]]:
     """Return an application with one rule, after some requests, and what is said of its workers."""
     store = new_store()
     app = RateLimitMiddleware(Starlette(routes=routes()), limiter=Limiter(store), rules=[rule])
     for _ in range(requests):
         await call(app, client=(CLIENT, 1234))
     await app.limiter.engine.workers.write(1.0)
-    found = await explained(Limiter(store), CLIENT)
-    return app, found.groups[0]
+    return app, [row for row in (await facts_of(Limiter(store), CLIENT)).rows if row.by == rule.label]
 
 
 async def test_who_waits_long_enough_is_not_said_to_be_refused() -> None:
-    _, group = await of_one(Rule("*", "2/second", wait="2s", name="short"), 2)
-    assert (group.verdict, [*group.unseen]) == (
-        Verdict.UNKNOWN,
-        ["whether requests may wait for short, up to 2 s"],
-    )
-    app, group = await of_one(Rule("*", "2/hour", wait="2s", name="long"), 2)
-    assert group.verdict is Verdict.REFUSED
+    _, (row,) = await of_one(Rule("*", "2/second", wait="2s", name="short"), 2)
+    assert (row.does, row.note) == (Does.MAY_REFUSE, "requests may wait, up to 2 s")
+    app, (row,) = await of_one(Rule("*", "2/hour", wait="2s", name="long"), 2)
+    assert row.does is Does.REFUSES
     assert (await call(app, client=(CLIENT, 1234))).status == 429
 
 
@@ -333,34 +312,63 @@ async def test_who_holds_all_permits_is_refused_until_a_request_ends() -> None:
     held = asyncio.create_task(call(app, client=(CLIENT, 1234)))
     await begun.wait()
     await app.limiter.engine.workers.write(1.0)
-    (reason,) = (await explained(Limiter(store), CLIENT)).groups[0].reasons
-    assert reason.window is not None
-    assert (reason.by, reason.window.used, reason.window.retry_after_us) == ("busy", 1, None)
+    found = await facts_of(Limiter(store), CLIENT)
+    row = found.refused_by
+    assert row is not None
+    assert row.window is not None
+    assert (row.by, row.window.used, row.until_us(found.now_us)) == ("busy", 1, None)
     assert (await call(app, client=(CLIENT, 1234))).status == 429
     goes_on.set()
     assert (await held).status == 200
-    group = (await explained(Limiter(store), CLIENT)).groups[0]
-    assert (group.verdict, len(group.windows)) == (Verdict.NOT_REFUSED, 2)
+    found = await facts_of(Limiter(store), CLIENT)
+    assert (found.refused_by, [row.does for row in found.rows]) == (None, [Does.HAS_ROOM, Does.HAS_ROOM])
 
 
-async def test_rules_that_cannot_be_read_are_no_rules_without_a_reason() -> None:
+async def test_rules_that_cannot_be_read_are_named() -> None:
     situation = await play([(["all"], [])], [])
     rows = situation.store.shared_rows.rows
     for name in [*rows]:
         if name[0] == "rules":
             del rows[name]
-    found = await explained(Limiter(situation.store), CLIENT)
-    assert (found.verdict, found.unreadable, found.groups) == (Verdict.UNKNOWN, 1, [])
+    found = await facts_of(Limiter(situation.store), CLIENT)
+    assert (found.workers, found.rows, found.left_out[1:]) == (1, [], ["rules of another version (1 workers)"])
 
 
-async def test_the_bans_of_others_are_named_where_a_request_may_meet_them() -> None:
-    situation = await play([(["keyed", "all"], [])], [])
-    tool = Limiter(situation.store)
-    await tool.ban(header("X-API-Key").of("another"), "1h")
-    await tool.ban(header("X-Other").of("another"), "1h")
-    await tool.ban("user:ann", "1h")
-    found = await explained(Limiter(situation.store), CLIENT)
-    assert [*found.groups[0].unseen] == ["bans of its header:x-api-key"]
+async def test_a_customer_at_its_plan_is_answered_with_the_limits_of_the_plan() -> None:
+    """The limits of a function are those that statistics have seen in decisions about the key, a quota in its zone."""
+    store = new_store()
+    month = Quota("40/month", zone="Asia/Tokyo", starts=3, name="month")
+    plans = {"bob": ["9/minute", month], "eve": ["1000/minute"]}
+    rule = Rule("*", lambda request: plans[request.headers["X-API-Key"]], key=header("X-API-Key"), name="plan")
+    app = RateLimitMiddleware(Starlette(routes=routes()), limiter=Limiter(store), rules=[rule])
+    statistics = Statistics.of(app.limiter)
+    for _ in range(12):
+        await call(app, headers={"X-API-Key": "bob"})
+        await call(app, headers={"X-API-Key": "eve"})
+    await app.limiter.engine.workers.write(1.0)
+    tool, bob = Limiter(store), header("X-API-Key").of("bob")
+    (row,) = (await facts_of(tool, bob)).rows
+    assert (row.what, row.does) == ("by a function", Does.NOT_READ)
+    await statistics.publish()
+    found = await facts_of(tool, bob)
+    assert [(row.what, row.window and row.window.used, row.does) for row in found.rows] == [
+        ("9/1m", 9, Does.REFUSES),
+        ("40/month from 3 in Asia/Tokyo", 9, Does.HAS_ROOM),
+    ]
+    assert found.refusals is not None
+    assert [(one.details["rule"], one.details["limit"]) for one in found.refusals] == [("plan", "9/1m")] * 3
+    (row,) = (await facts_of(tool, header("X-API-Key").of("eve"))).rows
+    assert (row.what, row.window and row.window.remaining) == ("1000/1m", 988)
+
+
+async def test_all_windows_are_read_in_one_question() -> None:
+    situation = await play([(["all", "pair", "wide", "service"], ["default limits"]), (["login"], [])], [])
+    asked = []
+    inspect = situation.store.inspect
+    situation.store.inspect = lambda checks: asked.append(len(checks)) or inspect(checks)  # type: ignore[method-assign]
+    await facts_of(Limiter(situation.store), CLIENT)
+    (checks,) = asked
+    assert checks > 8
 
 
 @needs_redis
@@ -374,13 +382,10 @@ async def test_units_that_workers_have_leased_may_let_requests_pass_where_the_wi
         await call(app, client=(CLIENT, 1234))
     await limiter.engine.workers.write(20.0)
     tool = Limiter.from_url(url, deadline="20s")
-    group = (await explained(tool, CLIENT)).groups[0]
-    assert {one.rule.name: one.rule.leased for one in group.windows if not one.rule.at_endpoint} == {
-        "leased": True,
-        "exact": False,
-    }
-    (unseen,) = group.unseen
-    assert (group.verdict, unseen.partition(" that ")[0]) == (Verdict.UNKNOWN, "units of leased")
+    found = await facts_of(tool, CLIENT)
+    rows = {row.by: (row.does, row.note) for row in found.rows if row.by in ("leased", "exact")}
+    assert rows["leased"] == (Does.MAY_REFUSE, "workers may have leased units for a second")
+    assert rows["exact"] == (Does.HAS_ROOM, "")
     await limiter.close()
     await tool.close()
 
@@ -396,10 +401,11 @@ KEYS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("case", KEYS)
-async def test_the_ban_of_a_key_is_a_reason_whatever_is_in_its_name(case: str) -> None:
+async def test_the_ban_of_a_key_is_a_row_whatever_is_in_its_name(case: str) -> None:
     reads, key = KEYS[case]
     limiter = Limiter(MemoryStore())
     app = RateLimitMiddleware(page, limiter=limiter, rules=[Rule("*", "5/minute", key=reads)])
     await limiter.ban(key, "1h")
-    found = await explained(limiter, key)
-    assert [group.verdict for group in found.groups] == [Verdict.REFUSED], app
+    row = (await facts_of(limiter, key)).refused_by
+    assert row is not None, app
+    assert row.what == "ban"

@@ -1,0 +1,112 @@
+"""Reads what there is to know of a key: what workers have published, the store, and statistics if there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from .. import Limiter
+from ..limiter import Override, PublishedRule, inspect_keys
+from .facts import EVERY, Does, Fact, FactsOfRules, joined
+from .kinds import EVERYONE, Subject
+from .recent_events import WHO
+from .stats_rows import WORKERS, read_amounts, read_events
+from .traffic import LoggedEvent
+
+MOST_REFUSALS: Final = 10
+NOT_LISTED: Final = "limits at endpoints that nobody has asked since the start are not listed"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What there is to know of a key.
+
+    Attributes:
+        key: The key in its canonical form.
+        now_us: The Unix time of the store.
+        workers: How many workers have published their rules.
+        off: The change that has switched all workers off; None for none.
+        rows: A row for each limit, list and ban.
+        refusals: Its last refusals, the newest first; None if no worker writes statistics.
+        left_out: What could not be read.
+    """
+
+    key: str
+    now_us: int
+    workers: int
+    off: Override | None
+    rows: Sequence[Fact]
+    refusals: Sequence[LoggedEvent] | None
+    left_out: Sequence[str]
+
+    @property
+    def refused_by(self) -> Fact | None:
+        """The row that refuses the key now: one for every request, if there is one; None if nothing here refuses it."""
+        if self.off is not None:
+            return None
+        refusing = [row for row in self.rows if row.does is Does.REFUSES]
+        return min(refusing, key=lambda row: row.requests != EVERY, default=None)
+
+
+async def facts_of(limiter: Limiter, key: Any) -> Facts:
+    """Return what there is to know of a key.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
+    reader = FactsOfRules(Subject(limiter, key))
+    published = await limiter.published()
+    rules = [rule for one in published for rule in one.text.rules]
+    keys = {reader.subject.key, *(reader.subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
+    refusals: list[LoggedEvent] | None = None
+    if await limiter.rows(WORKERS):
+        reader.amounts = await read_amounts(limiter, keys)
+        refusals = await _refusals_of(limiter, keys)
+    else:
+        reader.leave_out("refusals, as no worker has written statistics within five minutes")
+    overrides = {one.name: one for one in await limiter.overrides()}
+    reader.changed = {
+        rule: overrides[rule.name].limit
+        for rule in rules
+        if rule.name in overrides and rule.named().takes(overrides[rule.name].limit)
+    }
+    reader.bans = [ban async for ban in limiter.bans() if ban.key in keys or reader.subject.part_banned(ban).is_any]
+    now_us = await _read_windows(limiter, reader, rules)
+    rows: dict[Fact, int] = {}
+    if not published:  # its bans are known
+        rows = dict.fromkeys(reader.rows_of(()), 0)
+    for one in published:
+        if not one.is_readable:
+            reader.leave_out("rules of another version", f"{one.workers} workers")
+            continue
+        for row in dict.fromkeys(reader.rows_of(one.text.rules)):
+            rows[row] = rows.get(row, 0) + one.workers
+    workers = sum(one.workers for one in published)
+    of_some = [_of_workers(row, having, workers) for row, having in rows.items()]
+    return Facts(reader.subject.key, now_us, workers, overrides.get("*"), of_some, refusals, reader.left_out())
+
+
+def _of_workers(row: Fact, having: int, workers: int) -> Fact:
+    """Return a row with the number of workers that have it, if others have not."""
+    if having == workers:
+        return row
+    return replace(row, note=joined(row.note, f"in {having} of {workers} workers"))
+
+
+async def _refusals_of(limiter: Limiter, keys: Collection[str]) -> list[LoggedEvent]:
+    found: list[LoggedEvent] = []
+    for event in await read_events(limiter, 1_000):
+        if event.kind == "refused" and any(event.details.get(who) in keys for who in WHO):
+            found.append(event)
+    return found[:MOST_REFUSALS]
+
+
+async def _read_windows(limiter: Limiter, reader: FactsOfRules, rules: Sequence[PublishedRule]) -> int:
+    """Read all windows in one question to the store; return its Unix time."""
+    places = dict.fromkeys(place for rule in rules for place in reader.places_of(rule))
+    wanted: list[tuple[str, dict[str, Any]]] = [(reader.subject.key, {})]  # asks for the time, if there is no window
+    wanted += [(key, {bucket: limit}) for key, bucket, limit in places]
+    time, *views = await inspect_keys(limiter, wanted)
+    reader.windows = {place: view.windows[0] for place, view in zip(places, views, strict=True)}
+    return time.unix_us

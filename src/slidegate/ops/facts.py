@@ -1,0 +1,293 @@
+"""What there is to know of a key: its last refusals, and a row for each published limit, list and ban that it can meet.
+
+A row says what one rule does with the requests that it names, as the store has it now::
+
+    refuses        no room, a ban, a block, a blocklist
+    has room       the limit admits one more request
+    may refuse     no room, but a condition, a wait, a lease or a function decides
+    would refuse   the same of a rule in shadow
+    passes         an allowlist, or an exempt rule: what stands below it is not reached by these requests
+    not reached    a row above lets all its requests pass
+    not read       a function returns its limits, and statistics have not seen them
+
+The rows come from what workers have published, from the store, and from statistics where a worker writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from ..core import AnyLimit, Ban, LimitState, Quota, parse_limits
+from ..limiter import PublishedRule
+from .kinds import FUNCTION, Subject, networks_of
+from .rows import listed
+
+EVERY: Final = "every request"
+Place: TypeAlias = tuple[str, str, AnyLimit]
+"""The key, the bucket and the limit of a window."""
+
+
+class Does(StrEnum):
+    """What a row does with its requests; see the module."""
+
+    REFUSES = "refuses"
+    HAS_ROOM = "has room"
+    MAY_REFUSE = "may refuse"
+    WOULD_REFUSE = "would refuse"
+    PASSES = "passes"
+    NOT_REACHED = "not reached"
+    NOT_READ = "not read"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What one rule, list or ban is to a key.
+
+    Attributes:
+        by: The rule, the list, or who has made the ban.
+        what: What it is: the limit in force, ``5/1h``; else ``ban``, ``block``, ``exempt`` or the kind of the list.
+        requests: Which requests of the key it concerns.
+        key: The key that it counts or bans.
+        does: What it does with them now.
+        note: On what that depends.
+        window: The window of a limit.
+        ban: The ban.
+    """
+
+    by: str
+    what: str
+    requests: str
+    key: str
+    does: Does
+    note: str = ""
+    window: LimitState | None = None
+    ban: Ban | None = None
+
+    def until_us(self, now_us: int) -> int | None:
+        """Return until when it refuses, in Unix time; None if nothing says that."""
+        if self.ban is not None:
+            return self.ban.until_us
+        if self.window is None or self.window.retry_after_us is None:
+            return None
+        return now_us + (self.window.retry_after_us or self.window.more_after_us)
+
+
+def joined(*texts: str) -> str:
+    """Return the texts that are not empty, in one line."""
+    return ", ".join(filter(None, texts))
+
+
+@dataclass
+class FactsOfRules:
+    """Makes the rows of a key.
+
+    Attributes:
+        subject: The key.
+        bans: The bans that may refuse it.
+        amounts: The limits that statistics have seen in decisions, by key and rule.
+        changed: The limits that operators have changed.
+        windows: The windows.
+    """
+
+    subject: Subject
+    bans: Sequence[Ban] = ()
+    amounts: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    changed: Mapping[PublishedRule, str] = field(default_factory=dict)
+    windows: Mapping[Place, LimitState] = field(default_factory=dict)
+    _left_out: dict[str, dict[str, None]] = field(default_factory=dict)
+
+    def leave_out(self, what: str, whose: str = "") -> None:
+        """Note what could not be read, and of which rule."""
+        self._left_out.setdefault(what, {})[whose] = None
+
+    def left_out(self) -> list[str]:
+        """Return what could not be read, in words."""
+        found: list[str] = []
+        for what, whose in self._left_out.items():
+            names = listed([*filter(None, whose)])
+            found.append(f"{what} ({names})" if names else what)
+        return found
+
+    def places_of(self, rule: PublishedRule) -> list[Place]:
+        """Return the windows in which a rule counts the key; none if it counts its requests by another one."""
+        key, _ = self.subject.counted_by(rule)
+        if rule.action != "limit" or not rule.bucket or not key:
+            return []
+        if not rule.by_function:
+            in_force = replace(rule, limit=self.changed.get(rule, rule.limit))
+            return [(key, rule.bucket, in_force.named().limit)]
+        seen = self.amounts.get((key, rule.rule), "")
+        return [(key, rule.bucket, _limit_in(text)) for text in seen.split("; ") if text]
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def rows_of(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
+        """Yield the rows of equal workers, those of each middleware in the order in which it decides."""
+        by_middleware: dict[str, list[PublishedRule]] = {}
+        if not rules:
+            by_middleware[""] = []
+        for rule in rules:
+            by_middleware.setdefault(rule.middleware, []).append(rule)
+        for name, own in by_middleware.items():
+            where = ""
+            if len(by_middleware) > 1:
+                where = f" of the middleware {name or 'without a name'}"
+            yield from self._of_middleware(own, where)
+
+    def _of_middleware(self, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
+        # Step 1: the allowlist, the blocklist, bans.
+        allowed = [*self._of_list("allowlist", Does.PASSES, rules, where)]
+        yield from allowed
+        for row in [*self._of_list("blocklist", Does.REFUSES, rules, where), *self._of_bans(rules, where)]:
+            yield _below(allowed, row)
+        # Step 2: the rules, until one ends the list.
+        passing = [*allowed]
+        for rule in rules:
+            above = passing
+            if rule.at_endpoint:  # whatever other rules let pass
+                above = allowed
+            requests = (rule.requests or EVERY) + where
+            for row in self._of_rule(rule, requests):
+                yield _below(above, row)
+            if rule.action == "exempt" or rule.final:
+                passing.append(Fact(rule.rule, rule.action, requests, "", Does.PASSES, _condition_of(rule)))
+
+    def _of_list(self, kind: str, does: Does, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
+        """Yield the row of a list that contains the key, or may contain it or a part of it."""
+        parts = [rule for rule in rules if rule.action == kind]
+        unpublished = sum(rule.size for rule in parts if not rule.ranges)
+        listed_part = self.subject.part_in(networks_of(rule.ranges for rule in parts))
+        note = ""
+        if not parts:
+            return
+        if not self.subject.is_address:
+            note = "if it lists its address"
+        elif not listed_part.is_whole and unpublished:
+            note = f"if it is in one of {unpublished:,} ranges, which are too many to be published"
+        elif not listed_part.is_any:
+            return
+        elif not listed_part.is_whole:
+            note = "for a part of it"
+        if note and does is Does.REFUSES:
+            does = Does.MAY_REFUSE
+        yield Fact(parts[0].rule, kind, EVERY + where, self.subject.key, does, note)
+
+    def _of_bans(self, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
+        """Yield a row for each ban: of every request, or of those for which a rule reads the banned key."""
+        read_always = {self.subject.key} if self.subject.is_address else set[str]()
+        read_always |= {self.subject.counted_by(rule)[0] for rule in rules if rule.action in ("client", "ban")}
+        for ban in self.bans:
+            row = Fact(ban.by, "ban", EVERY + where, ban.key, Does.REFUSES, ban.reason, ban=ban)
+            part = self.subject.part_banned(ban)
+            if ban.key in read_always or part.is_whole:
+                yield row
+                continue
+            if part.is_any:
+                yield replace(row, does=Does.MAY_REFUSE, note=joined(ban.reason, "for a part of it"))
+            for rule in rules:
+                if not rule.bucket or rule.shadow:
+                    continue
+                key, among = self.subject.counted_by(rule)
+                if key == ban.key:
+                    yield replace(row, requests=(rule.requests or EVERY) + among + where)
+
+    def _of_rule(self, rule: PublishedRule, requests: str) -> Iterator[Fact]:
+        """Yield the rows of a rule: one for each of its limits."""
+        condition = _condition_of(rule)
+        if rule.action == "exempt":
+            yield Fact(rule.rule, rule.action, requests, "", Does.PASSES, condition)
+        if rule.action == "block":
+            does = Does.MAY_REFUSE if condition else Does.REFUSES
+            yield Fact(rule.rule, rule.action, requests, "", does, condition)
+        if rule.action != "limit" or not rule.bucket:
+            return
+        key, among = self.subject.counted_by(rule)
+        if not key or among:
+            self._leave_out_key(rule)
+        if not key:
+            return
+        places = self.places_of(rule)
+        if not places:
+            self.leave_out("limits that functions return", rule.rule)
+            yield Fact(rule.rule, "by a function", requests + among, key, Does.NOT_READ)
+        for place in places:
+            window = self.windows[place]
+            does, note = _does(rule, window)
+            if rule in self.changed:
+                note = joined(note, f"{rule.limit} in code")
+            if rule.by_function:
+                note = joined(note, "by a function, as statistics have seen it")
+            yield Fact(rule.rule, str(window.limit), requests + among, key, does, note, window)
+
+    def _leave_out_key(self, rule: PublishedRule) -> None:
+        """Note by which other key a rule counts requests of the key."""
+        if self.subject.is_several(rule):
+            self.leave_out("each client in it", rule.rule)
+        elif rule.key == FUNCTION:
+            self.leave_out("keys that functions return", rule.rule)
+        else:
+            self.leave_out(f"its {rule.key}", rule.rule)
+
+
+def _limit_in(text: str) -> AnyLimit:
+    """Return a limit that statistics have seen: ``5/1m``, or ``month: 9/month from 1 in UTC``."""
+    named, _, calendar = text.partition(" from ")
+    if not calendar:
+        return parse_limits(text)[0]
+    starts, _, zone = calendar.rpartition(" in ")
+    return Quota(named.rpartition(": ")[2], zone=zone, starts=starts)
+
+
+def _condition_of(rule: PublishedRule) -> str:
+    if rule.conditional:
+        return "if its condition holds"
+    return ""
+
+
+def _does(rule: PublishedRule, window: LimitState) -> tuple[Does, str]:
+    """Return what a limit does with one more request, and on what that depends."""
+    has_room = window.remaining >= max(rule.cost, 1)
+    if has_room and not (rule.cost_by_function and window.used):
+        return Does.HAS_ROOM, ""
+    if rule.shadow:
+        return Does.WOULD_REFUSE, ""
+    if rule.cost_by_function:
+        return Does.MAY_REFUSE, "a function says what a request costs"
+    if rule.conditional:
+        return Does.MAY_REFUSE, _condition_of(rule)
+    wait_us = window.retry_after_us
+    if rule.wait_us and (wait_us is None or wait_us <= rule.wait_us):
+        return Does.MAY_REFUSE, f"requests may wait, up to {rule.wait_us / 1_000_000:g} s"
+    if rule.leased:
+        return Does.MAY_REFUSE, "workers may have leased units for a second"
+    return Does.REFUSES, ""
+
+
+def _below(above: Sequence[Fact], row: Fact) -> Fact:
+    """Return a row with what the rows above it let pass."""
+    unless: list[str] = []
+    for one in above:
+        if not _may_meet(one.requests, row.requests):
+            continue
+        is_certain = not one.note
+        if is_certain and (one.requests.startswith(EVERY) or one.requests == row.requests):
+            return replace(row, does=Does.NOT_REACHED, note=f"{one.by} passes above")
+        unless.append(one.by)
+    if not unless or row.does is not Does.REFUSES:
+        return row
+    return replace(row, note=joined(row.note, f"unless {' or '.join(unless)} lets it pass"))
+
+
+def _may_meet(requests: str, others: str) -> bool:
+    """Return whether a request may be among both of two kinds, as published rules name them."""
+    paths, other_paths = _paths_in(requests), _paths_in(others)
+    if not paths or not other_paths or "{" in requests + others:
+        return True
+    return not paths.isdisjoint(other_paths)
+
+
+def _paths_in(requests: str) -> set[str]:
+    return {word for word in requests.split() if word.startswith("/")}
