@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ..look import limits_by_rule
 from ..statistics import EVERY_S, Ranking
 from .snapshots import fullness, requests_of
-from .tables import Query, Rows
 
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
+Query: TypeAlias = Mapping[str, str]
 MAX_FIRST: Final = 6
 """How many clients the first view shows."""
 MAX_ROWS: Final = 50

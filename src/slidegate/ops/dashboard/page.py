@@ -36,8 +36,11 @@ _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     texts.span,
     texts.moment,
     texts.plain,
+    texts.timed,
+    texts.key_name,
     sentences.sentence,
     cells.client,
+    cells.limits_of,
 )
 
 
@@ -54,7 +57,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {text.__name__: text for text in _FILTERS}
     environment.globals |= {"views": VIEWS, "everywhere": EVERYWHERE.holds}
-    environment.globals |= {"share": texts.share, "gauge": cells.gauge, "address": address}
+    environment.globals |= {"share": texts.share, "gauge": cells.gauge, "part": cells.part, "address": address}
     environment.globals |= {"requests_of": requests_of, "rate_s": rate_s}
     for name in environment.list_templates():
         environment.get_template(name)

@@ -12,15 +12,14 @@ from ...core import compiled
 from ...limiter import Publication
 from ..kinds import ADDRESS, EVERYONE
 from ..look import WINDOW, kinds_of, limits_by_rule
-from . import amounts, charts, configuration, counts, tables
-from .cells import Act, Table
-from .counts import MAX_ROWS, shadow_rules
+from . import amounts, charts, counts
+from .counts import MAX_ROWS, Query, shadow_rules
 from .marks import marks_of
 from .service import Service
 from .snapshots import MAX_PARTS, WINDOWS
-from .tables import Query
-from .texts import address, rate
+from .texts import address, grouped, rate
 
+MAX_REFUSALS: Final = 20
 NO_EVENTS: Final = ("refused", "shadow_refused")
 """The events that are not listed: clients cause as many as they like."""
 _OF_CLIENTS: Final = ("", ADDRESS, EVERYONE)
@@ -64,12 +63,11 @@ class Views:
             "route": route,
             "limits": limits_by_rule(self._limiter.limits()).get(rule, ""),
             "choices": [(one, address("", query, window=one), one == window) for one in WINDOWS],
-            "statement": None,
-            "stats": None,
+            "unseen": self._unseen(),
             "drawn": [],
-            "clients": None,
+            "amounts": [],
             "unknown": "",
-            "tables": [],
+            **dict.fromkeys(("statement", "stats", "clients", "rules", "routes", "who", "members", "shadowed")),
         }
         is_all = not rule and not route
         if is_all:
@@ -78,12 +76,16 @@ class Views:
         shown["stats"] = stats
         shown["drawn"] = await self._charts((window, rule, route), stats)
         if is_all:
-            await self._fill_all(shown, query, stats)
+            found = await self._snapshots.clients.get()
+            shown["clients"] = counts.first_clients(found["clients"])
+            shown["rules"] = counts.rules(stats, query, self._limiter.limits())
+            if query.get("only") != "shadow":
+                shown["routes"] = counts.routes(stats, query)
         elif rule:
             await self._fill_rule(shown, rule)
         else:
             recent = await self._snapshots.recent.get()
-            shown["tables"].append(tables.clients_of_route(counts.clients_of_route(recent.clients, route)))
+            shown |= {"who": "Client", "members": counts.clients_of_route(recent.clients, route)}
 
     async def _charts(self, name: tuple[str, str, str], stats: Mapping[str, Any]) -> list[charts.Chart]:
         drawn = self._drawn.get(name)
@@ -95,15 +97,6 @@ class Views:
         made = [charts.requests(stats, rate, marks), charts.times(stats, rate, marks)]
         self._drawn[name] = _Drawn(stats, made)
         return made
-
-    async def _fill_all(self, shown: Shown, query: Query, stats: Mapping[str, Any]) -> None:
-        """Fill in the clients that matter first, the rules and the routes."""
-        found = await self._snapshots.clients.get()
-        shown["clients"] = tables.first_clients(counts.first_clients(found["clients"]), self._unseen())
-        rules = counts.rules(stats, query, self._limiter.limits())
-        shown["tables"].append(tables.rules(rules, query))
-        if query.get("only") != "shadow":
-            shown["tables"].append(tables.routes(counts.routes(stats, query), query))
 
     def _unseen(self) -> str:
         """Return what the nearest limits of clients do not include."""
@@ -124,9 +117,9 @@ class Views:
             demand = amounts.demand_of(await minutes.get(), rule)
             for limit in amounts.limits_with_amount(self._limiter.limits(), rule):
                 other = amounts.other_amounts(demand, limit.amount, limit.window_us)
-                shown["tables"].append(tables.amounts(head, str(limit), other))
-        shown["tables"].append(tables.clients_of_rule(head, counts.clients_of_rule(ranking, rule)))
-        shown["tables"] += await self._shadowed(rule, head)
+                shown["amounts"].append((str(limit), other))
+        shown |= {"who": head, "members": counts.clients_of_rule(ranking, rule)}
+        shown["shadowed"] = await self._shadowed(rule)
 
     def _why_unknown(self, published: Sequence[Publication], kind: str, rule: str) -> str:
         """Return why it is not known what other amounts of a rule would have refused; empty if it is known."""
@@ -141,45 +134,34 @@ class Views:
             return "no limit of this rule has an amount that this process knows"
         return ""
 
-    async def _shadowed(self, rule: str, head: str) -> list[Table]:
-        """Return whom a rule would have refused in shadow, if the latest events have anybody."""
+    async def _shadowed(self, rule: str) -> list[tuple[str, int]]:
+        """Return whom a rule would have refused in shadow, as far as the latest events have anybody."""
         keys = Counter[str]()
         for event in await self._snapshots.events.get():
             if event["kind"] == "shadow_refused" and event["details"]["rule"] == rule:
                 keys[event["details"]["key"]] += 1
-        if not keys:
-            return []
-        return [tables.shadowed(head, keys.most_common(MAX_ROWS))]
+        return keys.most_common(MAX_ROWS)
 
     # -- the other views -----------------------------------------------------------------------------------------------
 
     async def clients(self, shown: Shown, query: Query) -> None:
         """Fill the view of clients; with `key` in the query, that of one client as well."""
-        shown |= {"client": None, "refusals": None, "tables": []}
+        shown |= {"unseen": self._unseen(), **dict.fromkeys(("client", "refusals", "clients", "keys", "has_keys"))}
         if query.get("key"):
             client = await self._service.read_client(query["key"])
-            shown |= {"client": client, "refusals": tables.refusals(client["refusals"])}
-            if client["ban"]:
-                shown["unban"] = Act("unban", "Unban", "key", client["ban"]["key"])
+            shown |= {"client": client, "refusals": grouped(client["refusals"])[:MAX_REFUSALS]}
         found = await self._snapshots.clients.get()
-        unseen = self._unseen()
-        of_clients = counts.clients(found["clients"], query)
-        nobody = "No such client was seen in the last five minutes."
-        shown["tables"].append(tables.clients("Clients", "Client", of_clients, nobody, unseen))
-        if found["keys"]:
-            of_keys = counts.clients(found["keys"], query)
-            shown["tables"].append(tables.clients("Other keys", "Key", of_keys, "No such key was seen.", unseen))
+        shown["clients"], shown["keys"] = [counts.clients(found[kind], query) for kind in ("clients", "keys")]
+        shown["has_keys"] = bool(found["keys"])
 
     async def bans(self, shown: Shown, query: Query) -> None:
         """Fill the view of bans, changes and events."""
-        shown["tables"] = []
-        text = query.get("q", "")
-        found = await self._service.read_bans(text)
-        rows = counts.ordered(found["bans"], query, "since_at")
-        shown["tables"].append(tables.bans(rows, text, found["matching"], found["total"]))
-        shown["tables"].append(tables.history(await self._snapshots.history.get()))
+        shown |= dict.fromkeys(("bans", "rows", "history", "events"))
+        found = shown["bans"] = await self._service.read_bans(query.get("q", ""))
+        shown["rows"] = counts.ordered(found["bans"], query, "since_at")[:MAX_ROWS]
+        shown["history"] = await self._snapshots.history.get()
         events = await self._snapshots.events.get()
-        shown["tables"].append(tables.events([one for one in events if one["kind"] not in NO_EVENTS]))
+        shown["events"] = grouped([one for one in events if one["kind"] not in NO_EVENTS])[:MAX_ROWS]
 
     async def configuration(self, shown: Shown, query: Query) -> None:
         """Fill the view of what is configured."""
@@ -187,11 +169,6 @@ class Views:
         version = __version__
         if compiled:
             version += ", compiled"
-        own: list[Table] = []
-        findings = []
-        for number, middleware in enumerate(limiter.middlewares, start=1):
-            own += configuration.middleware_tables(f"Middleware {number}", middleware)
-            findings += middleware.findings
         shown |= {
             "version": version,
             "python": platform.python_version(),
@@ -199,13 +176,12 @@ class Views:
             "is_shared": not isinstance(limiter.store, MemoryStore),
             "limiter": limiter,
             "off": None,
-            "switch_on": Act("restore", "Switch on", "name", "*"),
-            "findings": findings,
+            "findings": [finding for middleware in limiter.middlewares for finding in middleware.findings],
             # What needs no store, in case that it does not answer.
-            "tables": [configuration.limits(self._service.limits([])), *own],
+            "limits": self._service.limits([]),
+            "published": None,
+            "workers": None,
         }
         found = await self._service.read_limits()
-        shown["off"] = found["off"]
-        published = configuration.published(await self._service.read_rules())
-        workers = (await self._service.read_statistics())["workers"]
-        shown["tables"] = [configuration.limits(found["limits"]), published, *own, configuration.workers(workers)]
+        shown |= {"off": found["off"], "limits": found["limits"], "published": await self._service.read_rules()}
+        shown["workers"] = (await self._service.read_statistics())["workers"]
