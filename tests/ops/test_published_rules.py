@@ -1,11 +1,11 @@
-"""The rules of all workers side by side: what each group enforces, and where they differ, as after half an upgrade."""
+"""The rules of all workers, and where they differ, as after half an upgrade."""
 
 from typing import Any
 
 import pytest
 
 from slidegate import BanPolicy, Networks, RateLimitMiddleware, Rule, client_ip, header
-from slidegate.ops.published_rules import compared
+from slidegate.ops.published_rules import rule_rows, unread_of
 from slidegate.testing import FakeClock
 
 from ..asgi import hello
@@ -71,21 +71,27 @@ async def test_groups_of_workers_are_compared_rule_by_rule(version: str) -> None
     ]
     for app in apps:
         await app.limiter.engine.workers.write(1.0)
-    expected = [1, 2]
-    if version == "the same":
-        expected = [3]
-    for reader in (limiter_on(rows), *(app.limiter for app in apps)):  # a tool, and each of the workers
-        found = compared(await reader.published())
-        workers = [one["workers"] for one in found["groups"]]
-        assert sorted(workers) == expected
-    shown = {}
-    for row in found["rules"]:
-        if row["differs"]:
-            if workers == [2, 1]:
-                row["by_group"].reverse()
-            shown[":".join(filter(None, (row["middleware"], row["rule"])))] = row["by_group"]
-    assert shown == differing
+    for number, app in enumerate(apps):
+        shown = {}
+        for row in rule_rows(await app.limiter.published()):
+            if row.differing:
+                shown[":".join(filter(None, (row.middleware, row.rule)))] = [row.does, *row.differing]
+        expected = {}
+        for name, (base, other) in differing.items():
+            expected[name] = [other or "nothing", f"1 worker: {base or 'nothing'}"]
+            if number == 0:
+                expected[name] = [base or "nothing", f"2 workers: {other or 'nothing'}"]
+        assert shown == expected
 
 
-async def test_nobody_has_published_anything() -> None:
-    assert compared(await limiter_on(SharedRows(FakeClock())).published()) == {"groups": [], "rules": []}
+async def test_a_tool_that_uses_no_rule_shows_those_of_all_workers() -> None:
+    rows = SharedRows(FakeClock())
+    app = RateLimitMiddleware(hello, limiter=limiter_on(rows), rules=BASE)
+    await app.limiter.engine.workers.write(1.0)
+    published = await limiter_on(rows).published()
+    assert [(row.name, row.does) for row in rule_rows(published)] == [
+        ("api", "9/1m by address"),
+        ("login", "5/1m by address, /login"),
+    ]
+    assert unread_of(published) == []
+    assert rule_rows([]) == []

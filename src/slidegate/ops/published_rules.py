@@ -1,78 +1,77 @@
-"""The rules that workers have published, side by side: what each group of equal workers enforces, and what differs.
+"""The rules that workers have published, and where workers differ.
 
 Workers differ during a rolling upgrade, or if two services share a store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 from ..limiter import Publication, PublishedRule
-
-
-class RuleName(NamedTuple):
-    """What one rule is recognised by in all groups.
-
-    Attributes:
-        middleware: The name of its middleware.
-        label: Its label.
-        limit: The name of one of its limits.
-    """
-
-    middleware: str
-    label: str
-    limit: str
-
 
 _CLIENT: Final = "client"
 _OWN_PREFIXES: Final = (32, 64)
 
 
-def compared(published: Sequence[Publication]) -> dict[str, Any]:
-    """Return what groups of equal workers have published, as JSON shows it; see `Limiter.published`.
+class RuleRow(NamedTuple):
+    """A rule, as the first of several groups of equal workers enforces it.
 
-    Returns:
-        The groups with their numbers of workers, and the rules with what each group enforces by them, in the order of
-        the groups.
+    Attributes:
+        middleware: The name of its middleware.
+        rule: Its label.
+        name: The name of its limit; empty without one.
+        does: What it does, in words.
+        differing: What other workers do in its place.
     """
-    groups = []
-    enforced = []
-    for one in published:
-        groups.append({"workers": one.workers, "is_readable": one.is_readable, "same_secret": one.same_secret})
-        enforced.append(_by_name(one.text.rules))
-    names: dict[RuleName, None] = {}
-    for rules in enforced:
-        names.update(dict.fromkeys(rules))
+
+    middleware: str
+    rule: str
+    name: str
+    does: str
+    differing: list[str]
+
+
+def rule_rows(published: Sequence[Publication]) -> list[RuleRow]:
+    """Return the rules of all workers: what the first of equal workers enforce, and where others differ."""
+    readable = [one for one in published if one.is_readable]
+    groups = [_by_name(one.text.rules) for one in readable]
     rows = []
-    for rule_name in names:
-        row = _row(rule_name, [rules.get(rule_name, []) for rules in enforced])
-        if row["differs"] or rule_name.label != _CLIENT:  # how clients are determined is no rule
+    for name in dict.fromkeys(name for group in groups for name in group):
+        texts = [group.get(name, "") for group in groups]
+        differing = []
+        for one, text in zip(readable, texts, strict=True):
+            if text != texts[0]:
+                differing.append(f"{_workers(one.workers)}: {text or 'nothing'}")
+        row = RuleRow(*name, texts[0] or "nothing", differing)
+        if differing or row.rule != _CLIENT:  # how clients are determined is no rule
             rows.append(row)
-    return {"groups": groups, "rules": rows}
+    return sorted(rows, key=lambda row: not row.differing)
 
 
-def _row(rule_name: RuleName, by_group: Sequence[list[PublishedRule]]) -> dict[str, Any]:
-    """Return a rule, with what each group enforces by it."""
-    middleware, label, name = rule_name
-    texts = ["; ".join(dict.fromkeys(map(text_of, rules))) for rules in by_group]
-    return {
-        "middleware": middleware,
-        "rule": label,
-        "name": name,
-        "by_group": texts,
-        "differs": any(rules != by_group[0] for rules in by_group),
-    }
-
-
-def _by_name(rules: Sequence[PublishedRule]) -> dict[RuleName, list[PublishedRule]]:
-    """Return the rules of some workers by their names, without their order, which one more rule changes."""
-    found: dict[RuleName, list[PublishedRule]] = {}
+def _by_name(rules: Iterable[PublishedRule]) -> dict[tuple[str, str, str], str]:
+    """Return what some workers enforce by each rule, in words."""
+    texts: dict[tuple[str, str, str], dict[str, None]] = {}
     for rule in rules:
-        name = RuleName(rule.middleware, rule.rule, rule.name)
-        found.setdefault(name, []).append(replace(rule, order=0))
-    return found
+        texts.setdefault((rule.middleware, rule.rule, rule.name), {})[text_of(rule)] = None
+    return {name: "; ".join(of_name) for name, of_name in texts.items()}
+
+
+def _workers(number: int) -> str:
+    if number == 1:
+        return "1 worker"
+    return f"{number} workers"
+
+
+def unread_of(published: Iterable[Publication]) -> list[str]:
+    """Return what could not be read, or counts apart."""
+    lines = []
+    for one in published:
+        if not one.is_readable:
+            lines.append(f"the rules of {_workers(one.workers)} could not be read")
+        if not one.same_secret:
+            lines.append(f"{_workers(one.workers)} digest keys with another secret")
+    return lines
 
 
 def text_of(rule: PublishedRule) -> str:

@@ -249,7 +249,7 @@ class Statistics(Observer):
         """
         steps = steps_of(window)
         await self.publish()
-        return await read_stats(self._limiter, steps, rule, route)
+        return await read_stats(self._limiter, steps, rule, route, await self._limiter.now_us())
 
     async def clients(self, limit: int = 50) -> Ranking:
         """Return the clients of the last five minutes with the most requests, and those with the most refused ones.
@@ -293,7 +293,7 @@ class Statistics(Observer):
     async def _ranking(self, kind: str, limit: int) -> Ranking:
         check_whole(limit, 1, 1_000, "clients: limit", "for example 50")
         await self.publish()
-        return await read_ranking(self._limiter, kind, limit)
+        return await read_ranking(self._limiter, kind, limit, await self._limiter.now_us())
 
     async def events(self, limit: int = 100) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first; refusals are among them.

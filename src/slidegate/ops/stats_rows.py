@@ -95,10 +95,10 @@ def bounded() -> AbstractContextManager[object]:
     return anyio.fail_after(END_S)
 
 
-async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: str | None) -> Stats:
-    """Return the counts of all workers in some slices; see `Statistics.read`."""
+async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: str | None, now_us: int) -> Stats:
+    """Return the counts of all workers in the slices up to now; see `Statistics.read`."""
     kind, step_us, number_of_steps = steps
-    last = await limiter.now_us() // step_us
+    last = now_us // step_us
     first = max(last - number_of_steps + 1, 0)
     steps_seen = [Traffic() for _ in range(number_of_steps)]
     stats = Stats(step_us, first * step_us, Traffic(), {}, {}, steps_seen, [])
@@ -112,7 +112,6 @@ async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: st
                 continue
             stats.add(number - first, rules, of_route, traffic)
         await pause()
-    now_us = await limiter.now_us()
     stats.workers.extend(await _read_workers(limiter, now_us))
     # The counts begin with the window, or when the first worker began or the first request came.
     counting_s = max((worker.counting_s for worker in stats.workers), default=0)
@@ -131,10 +130,10 @@ async def _read_workers(limiter: Limiter, now_us: int) -> list[Worker]:
     return sorted(workers)
 
 
-async def read_ranking(limiter: Limiter, kind: str, limit: int) -> Ranking:
-    """Return the busiest and the most refused clients, or keys, of all workers."""
+async def read_ranking(limiter: Limiter, kind: str, limit: int, now_us: int) -> Ranking:
+    """Return the busiest and the most refused clients, or keys, of all workers in the slices up to now."""
     step_us, kept = STEPS[kind]
-    last = await limiter.now_us() // step_us
+    last = now_us // step_us
     clients = Clients()
     # In order, because a later row knows of a later request.
     for _, _, row in sorted(await limiter.rows(kind, max(last - kept + 1, 0), last)):

@@ -41,6 +41,16 @@ class Traffic:
     times: ResponseTimes = field(default_factory=ResponseTimes, repr=False)
 
     @property
+    def requests(self) -> int:
+        """All requests."""
+        return self.passed + self.refused + self.unavailable
+
+    @property
+    def limited(self) -> int:
+        """Requests refused by a limit."""
+        return self.refused - self.banned - self.blocked
+
+    @property
     def p50_us(self) -> float | None:
         """The duration in microseconds that half of the admitted requests did not exceed; None without requests."""
         return self.times.quantile(0.5)

@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,13 @@ from slidegate.core import Ban, parse_duration_us
 from slidegate.core.bans.rows import HEADER
 from slidegate.core.errors import StoreUnavailable
 from slidegate.dashboard import Dashboard
-from slidegate.ops.dashboard import charts
+from slidegate.ops.dashboard import chart
 from slidegate.ops.dashboard.app import MAX_BODY
-from slidegate.ops.dashboard.service import Service
-from slidegate.ops.dashboard.snapshots import MAX_POINTS, WINDOWS
-from slidegate.ops.dashboard.texts import rate
-from slidegate.ops.statistics import EVERY_S, Statistics
+from slidegate.ops.dashboard.chart import MAX_POINTS
+from slidegate.ops.dashboard.service import WINDOWS, Service
+from slidegate.ops.dashboard.texts import meter, rate
+from slidegate.ops.statistics import EVERY_S, Statistics, Stats, Traffic
+from slidegate.ops.stats_rows import steps_of
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -214,10 +215,10 @@ async def test_a_failed_store_is_told_without_its_password(clock: FakeClock, cap
             await limiter.ban("198.51.100.7", "1h")
         shown = [limiter, limiter.store, site.dashboard, vars(site.dashboard), raised.value, observer.events]
         shown += [caplog.text, *((answer.start, answer.body) for answer in [*views, *answers])]
-    assert "The store is away since" in views[0].body.decode()
+    assert "The store is away: each worker counts alone" in views[0].body.decode()
     assert [view.status for view in views] == [200] * len(views)
     for view in views[1:]:
-        assert 'The store does not answer, and requests are decided by <code>on_error="local"' in view.body.decode()
+        assert "The store does not answer." in view.body.decode()
     for answer in answers:
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert json.loads(answer.body) == {"error": "The store does not answer; the log says more."}
@@ -272,6 +273,8 @@ async def test_statistics_count_the_requests_of_the_application(window: str, sit
     for name in ("passed", "refused", "shadow_refused"):
         assert sum(step[name] for step in found["steps"]) == total[name]
     window_s = parse_duration_us(window) / 1_000_000
+    if window == "5m":  # the running minute and the four before it, as clients are counted
+        window_s = 240 + NOW_US / 1_000_000 % 60 + 5
     assert (found["window_s"], found["step_s"] * len(found["steps"]), len(found["workers"])) == (window_s, window_s, 1)
     last_at = found["start_at"] + window_s
     assert last_at - found["step_s"] <= NOW_US / 1_000_000 <= last_at
@@ -285,14 +288,25 @@ async def test_each_window_has_as_many_points_and_its_rates_are_over_the_time_th
     await Statistics.of(site.limiter).publish()
     site.clock.advance("50s")
     found = await read(site, "statistics", window=window)
-    assert 60 <= len(found["steps"]) <= MAX_POINTS
+    assert 48 < len(found["steps"]) <= MAX_POINTS
     assert found["seen_s"] == 50
     shown = await site.page(f"?window={window}")
-    assert "Requests 15 0.3 per second" in shown.text
+    assert "Requests 15 18 a minute" in shown.text
     assert "counting for 50 s" in shown.text
-    drawn = charts.requests(found, rate).rows
-    assert [row.texts[0] for row in drawn if row.texts[0] not in ("0", charts.NOTHING)] != []
-    assert drawn[0].texts == [charts.NOTHING] * 5, "nobody counted in the first step"
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds", "text"),
+    [
+        (0, 5, "\u2013"),
+        (1, 86_400, "1 in 1 d"),
+        (30, 86_400, "1.25 an hour"),
+        (7, 60, "7 a minute"),
+        (12_345, 10, "1,234 a second"),
+    ],
+)
+def test_a_rate_is_one_that_a_person_reads(number: int, seconds: float, text: str) -> None:
+    assert rate(number, seconds) == text
 
 
 @pytest.mark.parametrize("key", [*HOSTILE, "x" * 64])
@@ -485,8 +499,8 @@ async def test_what_the_store_did_not_answer_is_unavailable_and_not_limited() ->
     store.error = StoreUnavailable("gone")
     assert await statuses(app, 4) == [503] * 4
     store.error = None
-    total = (await service.read_statistics("5m"))["total"]
-    assert (total["refused"], total["unavailable"], total["limited"]) == (0, 4, 0)
+    total = (await service.counts("5m")).stats.total
+    assert (total.refused, total.unavailable, total.limited) == (0, 4, 0)
 
 
 async def test_the_only_client_that_is_refused_is_on_both_pages_however_many_are_busier(clock: FakeClock) -> None:
@@ -501,16 +515,15 @@ async def test_the_only_client_that_is_refused_is_on_both_pages_however_many_are
 
 @pytest.fixture
 def reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is read from the statistics, while others come in between."""
-    reads, statistics = list[str](), Statistics.of(site.limiter)
+    """The kinds of rows that are read from the store, while others come in between."""
+    reads, read = list[str](), site.limiter.rows
 
-    async def noted(name: str, *given: Any, **more: Any) -> Any:
-        reads.append(f"{name} {given[0]}" if name == "read" else name)
+    async def noted(kind: str, *numbers: int) -> Any:
+        reads.append(kind)
         await anyio.lowlevel.checkpoint()
-        return await getattr(Statistics, name)(statistics, *given, **more)
+        return await read(kind, *numbers)
 
-    for name in ("read", "clients", "events"):
-        monkeypatch.setattr(statistics, name, partial(noted, name))
+    monkeypatch.setattr(site.limiter, "rows", noted)
     return reads
 
 
@@ -519,18 +532,16 @@ async def test_viewers_share_what_is_read_from_the_store(site: Site, reads: list
         for _ in range(20):
             for view in ("", "clients", "bans"):
                 group.start_soon(site.page, view)
-    assert sorted(reads) == ["clients", "events", "read 5m"]
+    assert sorted(reads) == sorted({*reads})
 
 
-@pytest.mark.parametrize(("window", "interval_us"), [("5m", 2_000_000), ("1h", 10_000_000)])
-async def test_a_snapshot_is_shared_for_two_seconds_or_ten(
-    window: str, interval_us: int, site: Site, reads: list[str]
-) -> None:
-    for pause_us, times in ((0, 1), (0, 1), (interval_us - 1, 1), (1, 2)):
+@pytest.mark.parametrize("window", ["5m", "1h"])
+async def test_an_answer_is_shared_for_two_seconds(window: str, site: Site, reads: list[str]) -> None:
+    for pause_us, times in ((0, 1), (0, 1), (1_999_999, 1), (1, 2)):
         site.clock.advance(us=pause_us)
-        await site.page(f"?window={window}")
         assert (await site.get(f"api/statistics?window={window}")).status == 200
-        assert reads.count(f"read {window}") == times
+        assert len([kind for kind in reads if kind == steps_of(window).kind]) == times
+        assert (await site.page(f"?window={window}")).text
 
 
 async def test_a_change_is_shown_though_another_viewer_still_reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,63 +587,68 @@ async def test_limits_of_one_name_and_bans_of_one_key_are_rows_of_their_own(site
 # -- charts are well-formed, stay inside their place, and show the numbers that they are made of -----------------------
 
 
-COUNTS = ("passed", "limited", "banned", "blocked", "unavailable")
+SERIES = {"s0": "passed", "s1": "limited", "s2": "banned", "s3": "blocked"}
 STEPS = st.lists(
-    st.fixed_dictionaries(
-        {
-            **dict.fromkeys(COUNTS, st.integers(0, 10**9)),
-            **dict.fromkeys(("p50_ms", "p95_ms"), st.none() | st.floats(0.001, 10**6)),
-        }
+    st.builds(
+        lambda passed, limited, banned, blocked: Traffic(
+            passed=passed, refused=limited + banned + blocked, banned=banned, blocked=blocked
+        ),
+        *[st.integers(0, 10**9)] * 4,
     ),
     max_size=80,
 )
 STEP_S = st.sampled_from([5.0, 60.0, 300.0, 1_200.0])
 
 
-def stats(steps: list[dict[str, Any]], step_s: float = 5.0) -> dict[str, Any]:
+def counts(steps: list[Traffic], step_s: float = 5.0) -> chart.Counts:
     start_at = 1_800_000_000.0
     at = start_at + step_s * (len(steps) - 0.5)
-    return {"steps": steps, "step_s": step_s, "start_at": start_at, "at": at, "seen_s": at - start_at}
+    return chart.Counts("", Stats(int(step_s * 1e6), 0, Traffic(), {}, {}, steps, []), start_at, at)
 
 
 def points(path: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.e+-]+) ([\d.e+-]+)", path)]
 
 
+def drawn(curve: chart.Curve) -> tuple[list[float], ET.Element, list[float], ET.Element]:
+    """Return the labels of the values, the drawing, its width and height, and the labels of times."""
+    values, lines, times = ET.fromstring(f"<div>{curve.drawing}</div>")
+    return (
+        [float(label.text or "") for label in values],
+        lines,
+        [*map(float, lines.attrib["viewBox"].split()[2:])],
+        times,
+    )
+
+
 @given(STEPS, STEP_S)
-def test_chart_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the_order_of_the_legend(
-    steps: list[dict[str, Any]], step_s: float
+def test_curve_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the_order_of_the_legend(
+    steps: list[Traffic], step_s: float
 ) -> None:
     done = steps[:-1] if step_s == 5.0 else steps
-    for draw in (charts.times, charts.requests):
-        chart, tops = draw(stats(steps, step_s), rate), dict[str, list[float]]()
-        _, lines, labels = ET.fromstring(f"<div>{chart.drawing}</div>")
-        wide, high = (float(one) for one in lines.attrib["viewBox"].split()[2:])
-        assert wide == max(len(done), 1)
-        for path in lines.iter("path"):
-            drawn = points(path.attrib["d"])
-            for x, y in drawn:
-                assert 0 <= x <= wide
-                assert -0.01 <= y <= high
-            if path.attrib["class"].startswith("line"):
-                tops[path.attrib["class"].split()[1]] = [y for _, y in drawn]
-        titles = [title.text or "" for title in lines.iter("title")]
-        assert len(titles) == len(chart.rows) == len(done)
-        for title, (when, texts, _) in zip(titles, chart.rows, strict=True):
-            legend = [f"{name} {text}" for name, text in zip(chart.names, texts, strict=True)]
-            said = [one for one in legend if not one.endswith((" 0", f" {charts.NOTHING}"))]
-            assert title == f"{when}: {', '.join(said) or 'none'}"
-        assert len([*labels.iter("text")]) <= charts.MAX_TICKS
-        assert "nan" not in chart.drawing
-    counted = [f"s{index}" for index, name in enumerate(COUNTS) if any(step[name] for step in done)]
-    assert {*counted} == {*tops}, "the lines of the chart of requests"
-    for below, above in pairwise(tops[name] for name in counted):
+    marks = [chart.Mark(1_800_000_000 + number * step_s, "ban") for number in (-1, 0, 0.5, 200)]
+    curve, tops = chart.curve_of(counts(steps, step_s), marks), dict[str, list[float]]()
+    _, lines, (wide, high), labels = drawn(curve)
+    assert wide == max(len(done), 1)
+    for path in lines.iter("path"):
+        for x, y in points(path.attrib["d"]):
+            assert 0 <= x <= wide
+            assert -0.01 <= y <= high
+        if path.attrib["class"].startswith("line"):
+            tops[path.attrib["class"].split()[1]] = [y for _, y in points(path.attrib["d"])]
+    assert len([one for one in lines.iter("path") if one.attrib["class"] == "mark ban"]) == bool(done)
+    assert len([*labels.iter("text")]) <= chart.MAX_TICKS
+    assert "nan" not in curve.drawing
+    series = [name for name, count in SERIES.items() if name == "s0" or any(getattr(step, count) for step in done)]
+    assert [kind for kind, _ in curve.legend] == [*series, *["ban"] * bool(done)]
+    assert {*tops} == ({*series} if done else set())
+    for below, above in pairwise(tops[name] for name in series if done):
         assert all(high <= low + 0.01 for low, high in zip(below, above, strict=True))
 
 
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("passed", ["1s", "20s", "50s"])
-async def test_chart_of_any_window_shows_all_requests_that_its_tile_counts(
+async def test_curve_of_any_window_shows_all_requests_that_its_tile_counts(
     window: str, passed: str, site: Site
 ) -> None:
     """But those of the running five seconds, most of which are not written yet."""
@@ -640,34 +656,34 @@ async def test_chart_of_any_window_shows_all_requests_that_its_tile_counts(
         await site.visit(times=4)
         await Statistics.of(site.limiter).publish()
         site.clock.advance(passed)
-    found = await read(site, "statistics", window=window)
-    drawn = charts.drawn_steps(found)
-    last = found["steps"][-1]["passed"] if found["step_s"] == 5.0 else 0
-    assert sum(step["passed"] for step, _ in drawn) + last == found["total"]["passed"] > 0
-    chart = charts.requests(found, lambda value: str(value))
-    rates = [0.0 if texts[0] == "None" else float(texts[0]) for _, texts, _ in chart.rows]
-    unseen = [texts[0] for _, texts, _ in chart.rows].count("None")
-    assert found["seen_s"] <= found["step_s"] * (len(found["steps"]) - unseen)
-    assert [rate * length_s for rate, (_, length_s) in zip(rates, drawn, strict=True)] == pytest.approx(
-        [step["passed"] for step, _ in drawn]
-    )
-    assert all(EVERY_S <= length_s <= found["step_s"] for _, length_s in drawn)
+    found = await Service(site.limiter).counts(window)
+    step_s = found.stats.step_us / 1_000_000
+    ticks, lines, (_, high), _ = drawn(curve := chart.curve_of(found, []))
+    unit_s = {"second": 1, "minute": 60, "hour": 3_600}[curve.title.removeprefix("Requests per ")]
+    (line,) = [path for path in lines.iter("path") if path.attrib["class"] == "line s0"]
+    running_s = found.at - found.start_at - step_s * (len(found.stats.steps) - 1)
+    lengths_s = [step_s] * (len(found.stats.steps) - 1) + [min(max(running_s, EVERY_S), step_s)] * (step_s > EVERY_S)
+    rates = [ticks[-1] * (high - y) / high / unit_s for _, y in points(line.attrib["d"])]
+    last = found.stats.steps[-1].passed if step_s == EVERY_S else 0
+    shown = sum(rate * length_s for rate, length_s in zip(rates, lengths_s, strict=True))
+    assert shown + last == pytest.approx(found.stats.total.passed, rel=0.01)
+    assert found.stats.total.passed == 12
 
 
-@given(st.floats(0.001, 10**12))
-def test_axis_has_round_steps_and_reaches_the_largest_value(most: float) -> None:
-    step = {"p50_ms": None, "p95_ms": most}
-    chart = charts.times(stats([step, step]), rate)
-    ticks = [float(label.text or "") for label in ET.fromstring(f"<div>{chart.drawing}</div>")[0]]
+@given(st.integers(1, 10**12))
+def test_axis_has_round_steps_and_reaches_the_largest_value(most: int) -> None:
+    curve = chart.curve_of(counts([Traffic(passed=most)] * 2), [])
+    ticks, _, _, _ = drawn(curve)
+    unit_s = {"second": 1, "minute": 60, "hour": 3_600}[curve.title.removeprefix("Requests per ")]
     assert 2 <= len(ticks) <= 6
     assert ticks[0] == 0
-    assert ticks[-1] >= most * 0.99999
+    assert ticks[-1] >= most / 5 * unit_s * 0.99999
     assert f"{ticks[1]:.0e}"[0] in "125"
 
 
 @given(st.integers(1, 10**9), st.integers(0, 2 * 10**9))
 def test_meter_is_amber_from_80_percent_and_red_when_nothing_is_left(amount: int, used: int) -> None:
-    drawing = ET.fromstring(str(charts.meter(used, amount)))
+    drawing = ET.fromstring(str(meter(used, amount)))
     expected = "meter full" if used >= amount else "meter near" if used >= 0.8 * amount else "meter"
     assert drawing.attrib["class"] == expected
 

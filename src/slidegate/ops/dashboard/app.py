@@ -26,12 +26,13 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from ... import ConfigurationError, Limiter
-from ...core.arguments import names_checked
+from ...core.arguments import check_flag, names_checked
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, escaped, logger
 from ...core.passwords import Hidden, revealed
+from .api import Api, problem_of
 from .page import Page
-from .service import Service, problem_of
+from .service import Service
 
 SECURITY_HEADERS: Final = {
     "cache-control": "no-store",
@@ -87,9 +88,10 @@ class Dashboard:
         self._digest: bytes | None = None
         if token is not None:
             self._digest = _digest(_checked_token(token))
-        self._changes = changes
-        self._service = Service(limiter)
-        self._page = Page(self._service, changes=changes)
+        self._changes = check_flag("Dashboard: changes", changes)
+        service = Service(limiter)
+        self._api = Api(service)
+        self._page = Page(service, self._api, changes=changes)
         self._files = static_files()
         self._throttle = Throttle()
 
@@ -152,7 +154,7 @@ class Dashboard:
         method = request.method
         if method == "HEAD":
             method = "GET"
-        operations = self._service.operations
+        operations = self._api.operations
         allowed = [one for one, other in operations if other == name]
         if not allowed:
             names = {other for _, other in operations}
@@ -164,7 +166,7 @@ class Dashboard:
         fields: dict[str, Any] = dict(request.query_params)
         if method in ("PUT", "POST"):
             fields = _decoded(await read_body(request, _JSON))
-        return json_response(await self._service.call(method, name, fields, user))
+        return json_response(await self._api.call(method, name, fields, user))
 
     async def _identify(self, request: Request) -> str:
         """Return the name of the user who sends a request.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -14,14 +14,14 @@ from starlette.responses import RedirectResponse, Response
 from ... import ConfigurationError, StoreError
 from ..readers import UnreadKeyError
 from ..rows import EVERYWHERE, check_key, key_of, scope_of
-from . import cells, sentences, texts
-from .counts import rate_s
-from .service import Service, problem_of
-from .snapshots import requests_of
-from .texts import address
-from .views import Views
+from . import texts, views
+from .api import Api, problem_of
+from .service import WINDOWS, Service, together
+from .views import Query
 
 VIEWS: Final = {"": "Now", "clients": "Clients", "bans": "Bans", "configuration": "Configuration"}
+MAX_FIRST: Final = 6
+"""How many clients the first view shows."""
 _OPERATIONS: Final = {
     "ban": ("POST", "bans"),
     "unban": ("DELETE", "bans"),
@@ -31,16 +31,20 @@ _OPERATIONS: Final = {
 """The operation of each form that changes something."""
 _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     texts.count,
-    texts.rate,
     texts.ms,
     texts.span,
     texts.moment,
     texts.plain,
     texts.timed,
-    texts.key_name,
-    sentences.sentence,
-    cells.client,
-    cells.limits_of,
+    texts.client,
+)
+_FUNCTIONS: Final[tuple[Callable[..., Any], ...]] = (
+    texts.rate,
+    texts.share,
+    texts.meter,
+    texts.part,
+    texts.address,
+    views.grouped,
 )
 
 
@@ -56,9 +60,8 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {text.__name__: text for text in _FILTERS}
-    environment.globals |= {"views": VIEWS, "everywhere": EVERYWHERE.holds}
-    environment.globals |= {"share": texts.share, "gauge": cells.gauge, "part": cells.part, "address": address}
-    environment.globals |= {"requests_of": requests_of, "rate_s": rate_s}
+    environment.globals |= {function.__name__: function for function in _FUNCTIONS}
+    environment.globals |= {"views": VIEWS, "windows": WINDOWS, "max_first": MAX_FIRST}
     for name in environment.list_templates():
         environment.get_template(name)
     return environment
@@ -68,70 +71,82 @@ class Page:
     """Draws the views.
 
     Args:
-        service: Reads and changes the limiter.
+        service: Reads the limiter.
+        api: Changes it.
         changes: Whether the page has forms for changes.
     """
 
-    def __init__(self, service: Service, *, changes: bool) -> None:
+    def __init__(self, service: Service, api: Api, *, changes: bool) -> None:
         self._service = service
+        self._api = api
         self._limiter = service.limiter
         self._changes = changes
         self._templates = _environment()
-        views = Views(service)
-        self._views = {
-            "": views.now,
-            "clients": views.clients,
-            "bans": views.bans,
-            "configuration": views.configuration,
-        }
 
-    async def show(self, view: str, query: Mapping[str, str], wrong: Mapping[str, Any] | None = None) -> Response:
+    async def show(self, name: str, query: Query, wrong: Mapping[str, Any] | None = None) -> Response:
         """Return a view.
 
         Args:
-            view: The name of the view.
+            name: The name of the view.
             query: What to show.
             wrong: A form that was refused, with the reason as `text`, to be shown again.
 
         Raises:
             HTTPException: There is no such view.
         """
-        if view not in VIEWS:
+        if name not in VIEWS:
             raise HTTPException(404, "This page does not exist.")
-        shown: dict[str, Any] = {"tabs": {}, "title": VIEWS[view], "statement": None}
-        is_failing = self._limiter.is_failing
+        is_failing, tabs = self._limiter.is_failing, {}
         try:
-            await self._views[view](shown, query)
-            shown["tabs"] = await self._counts()
+            view, tabs = await together(partial(self._read, name, query), self._numbers)
         except StoreError:
-            is_failing = True
+            view, is_failing = await self._without_store(name), True
         wrong = wrong or {}
-        shown |= {
+        shown = {
             "view": view,
+            "name": name,
             "query": query,
+            "tabs": tabs,
             "may": self._changes,
             "wrong": wrong,
             "made": _made(query),
             "is_failing": is_failing,
-            "on_error": self._limiter.on_error,
-            "problem": None,
-            "above": "",
         }
-        text = self._templates.get_template(f"{view or 'now'}.html").render(shown)
+        template = name or "now"
+        if isinstance(view, views.OnePart):
+            template = "part"
+        text = self._templates.get_template(f"{template}.html").render(shown, title=VIEWS[name], problem=None, above="")
         return Response(text, wrong.get("status", 200), media_type="text/html")
 
-    async def _counts(self) -> dict[str, tuple[int, str]]:
+    async def _read(self, name: str, query: Query) -> object:
+        """Return what a view shows."""
+        if name == "clients":
+            return await views.clients(self._service, query)
+        if name == "bans":
+            return await views.bans(self._service, query)
+        if name == "configuration":
+            return await views.configuration(self._service)
+        if query.get("rule") or query.get("route"):
+            return await views.one_part(self._service, query)
+        return await views.now(self._service, query)
+
+    async def _without_store(self, name: str) -> object:
+        """Return what a view shows if the store does not answer."""
+        if name == "clients":
+            return views.Clients()
+        if name == "bans":
+            return views.AllBans()
+        if name == "configuration":
+            return views.own_configuration(self._service)
+        return views.Now(await self._service.line())
+
+    async def _numbers(self) -> dict[str, tuple[int, str]]:
         """Return the numbers beside the names of views, and of what they are."""
-        snapshots = self._service.snapshots
-        clients = await snapshots.clients.get()
-        refused = [one for one in clients["clients"] if one["refused"]]
-        findings = 0
-        for middleware in self._limiter.middlewares:
-            findings += len(middleware.findings)
-        changes = await snapshots.changes.get()
+        recent, bans, changes = await together(self._service.recent, self._service.bans, self._service.overrides)
+        findings = sum(len(middleware.findings) for middleware in self._limiter.middlewares)
         return {
-            "clients": (len(refused), "refused"),
-            "bans": (await snapshots.bans_total.get(), "active"),
+            "clients": (len(recent.clients.refused), "refused"),
+            "bans": (bans.total, "active"),
             "configuration": (findings + len(changes), "findings and changes"),
         }
 
@@ -148,7 +163,7 @@ class Page:
         try:
             if action == "find":
                 return _go(view, {"key": self._key_in(fields)})
-            made = await self._service.call(*_OPERATIONS[action], fields, by)
+            made = await self._api.call(*_OPERATIONS[action], fields, by)
             if "key" in made and (view == "clients" or action == "ban"):
                 return _go(view, {"key": made["key"], "done": action})
             return _go(view, {"done": action})
@@ -185,8 +200,8 @@ class Page:
         """Return the page of an error."""
         template = self._templates.get_template("problem.html")
         above = "../" * path.count("/", 1)
-        said: dict[str, Any] = {"made": "", "is_failing": False, "statement": None, "wrong": None}
-        text = template.render(problem=problem, title=problem.status_code, above=above, **said)
+        shown = {"made": "", "is_failing": False, "wrong": None, "name": None}
+        text = template.render(shown, problem=problem, title=problem.status_code, above=above)
         return Response(text, problem.status_code, media_type="text/html")
 
 

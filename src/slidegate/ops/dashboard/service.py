@@ -1,271 +1,302 @@
-"""What the dashboard reads and changes, as dictionaries that the page draws and the JSON API sends.
+"""What the dashboard knows of a limiter. All viewers share each answer, so that many cost the store as much as one.
 
-Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_ms` milliseconds.
+    view or JSON API --> Service --> cache, by name and fields --> statistics, bans, changes, rules of all workers
+
+What is read for one answer is asked at the same time, and never for one client after the other.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from inspect import Parameter, signature
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from math import inf
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from starlette.exceptions import HTTPException
+import anyio
 
-from ... import ConfigurationError, Limiter, StoreError
-from ...core.errors import closest, quoted
-from ...core.logs import Throttle, logger
-from ..look import BY_FUNCTION, limit_text
-from ..published_rules import compared
-from ..readers import check_read, readers_of
-from ..recent_events import WHO
-from ..rows import (
-    check_key,
-    key_of,
-    keys_of,
-    named,
-    row_of_ban,
-    row_of_change,
-    row_of_window,
-    windows_of,
-)
-from ..standing import other_keys_of, sentences_of
-from ..subjects import Subject
-from .snapshots import Snapshots
+from ... import ConfigurationError, Limiter, Networks, StoreError
+from ...core import Ban
+from ...core.addresses import network_of
+from ...core.errors import quoted
+from ...limiter import Action, Override, Publication
+from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
+from ..stats_rows import CLIENTS, KEYS, STEPS, Steps, read_events, read_ranking, read_stats, steps_of
+from .chart import Counts, merged
+from .line import MEANWHILE, Line, Proposal, Refusals, kinds_of, line_of, refusals_of, stands_for
+from .texts import span
 
-_EXAMPLES: Final = {
-    "key": "203.0.113.7",
-    "value": "k123",
-    "duration": "1h",
-    "reason": "scraping",
-    "name": "api",
-    "limit": "50/minute",
-    "window": "5m",
-    "q": "scraping",
-    "anyway": "yes",
-}
-"""A valid value of each field of a request."""
+WINDOW: Final = "5m"
+WINDOWS: Final = (WINDOW, "1h", "6h", "24h")
+MAX_CLIENTS: Final = 1_000
+"""How many of the busiest clients, and of those that are refused most, are read."""
+MAX_BANS: Final = 1_000
+MAX_EVENTS: Final = 500
+MAX_ANSWERS: Final = 64
+EVERY_S: Final = 2.0
+"""How long an answer is used, or ten times as long as it took, if that is longer."""
 
-_throttle: Final = Throttle()
-"""Limits the rate of lines about requests to dashboards that fail because the store does not answer."""
+T = TypeVar("T")
+Ask: TypeAlias = Callable[[], Awaitable[T]]
 
 
-def problem_of(error: Exception) -> HTTPException:
-    """Return the answer to an error; that to a failure says nothing of its cause, which is logged."""
-    if isinstance(error, HTTPException):
-        return error
-    if isinstance(error, ConfigurationError):
-        return HTTPException(400, str(error))
-    if isinstance(error, StoreError):
-        if _throttle.left_out(None, time.monotonic()) is not None:  # open pages ask every few seconds
-            logger.error("a request to the dashboard failed because the store does not answer: %r", error)
-        return HTTPException(503, "The store does not answer; the log says more.", {"retry-after": "1"})
-    logger.error("a request to the dashboard failed", exc_info=error)
-    return HTTPException(500, "The request failed; the log says why.")
+class Recent(NamedTuple):
+    """What was counted in the last five minutes, in the same slices of the store's time.
+
+    Attributes:
+        counts: All requests.
+        clients: The clients.
+        keys: The keys of other kinds.
+    """
+
+    counts: Counts
+    clients: Ranking
+    keys: Ranking
+
+
+class Bans(NamedTuple):
+    """The bans in force.
+
+    Attributes:
+        newest: The newest that contain a text, at most `MAX_BANS`.
+        matching: How many contain it.
+        total: How many there are.
+        keys: The keys of all.
+        networks: Those that refuse each address in them.
+    """
+
+    newest: Sequence[Ban]
+    matching: int
+    total: int
+    keys: frozenset[str]
+    networks: Networks
+
+    def refuse(self, key: str) -> bool:
+        """Return whether one of them refuses a key, as far as the key tells."""
+        if key in self.keys:
+            return True
+        network = network_of(key)
+        if network is None:
+            return False
+        version, first, last = network
+        return self.networks.covers(version, first) and self.networks.covers(version, last)
+
+
+class _Answer:
+    """An answer, or the failure of the store, that viewers share while it is fresh."""
+
+    def __init__(self) -> None:
+        self._lock = anyio.Lock()
+        self._value: Any = None
+        self._from_s = self._until_s = 0.0
+
+    async def get(self, ask: Ask[T]) -> T:
+        async with self._lock:
+            # The system clock may step back, which makes no answer last longer.
+            if not self._from_s <= time.time() < self._until_s:
+                began_s = time.monotonic()
+                try:
+                    self._value = await ask()
+                except StoreError as error:
+                    self._value = error
+                took_s = time.monotonic() - began_s
+                self._from_s = time.time()
+                self._until_s = self._from_s + max(EVERY_S, 10 * took_s)
+        if isinstance(self._value, StoreError):
+            raise self._value.with_traceback(None)  # it is raised for each viewer
+        value: T = self._value
+        return value
+
+
+async def together(*asks: Ask[Any]) -> list[Any]:
+    """Return the answers to several questions, which the store is asked at the same time; raise the first failure."""
+    answers: list[Any] = [None] * len(asks)
+
+    async def note(place: int, ask: Ask[Any]) -> None:
+        try:
+            answers[place] = await ask()
+        except Exception as error:  # a task group would raise a group of these
+            answers[place] = error
+
+    async with anyio.create_task_group() as group:
+        for place, ask in enumerate(asks):
+            group.start_soon(note, place, ask)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
 
 
 class Service:
-    """Reads and changes one limiter; the fields of a request are the keyword arguments of its operation.
+    """Reads one limiter for all viewers.
 
     Args:
         limiter: The limiter.
-
-    Attributes:
-        operations: (method, name) -> operation of the JSON API.
-        snapshots: What all viewers share.
     """
 
     def __init__(self, limiter: Limiter) -> None:
         self.limiter = limiter
-        self.snapshots = Snapshots(limiter)
-        self.operations: dict[tuple[str, str], Callable[..., Awaitable[dict[str, Any]]]] = {
-            ("GET", "statistics"): self.read_statistics,
-            ("GET", "summary"): self.read_summary,
-            ("GET", "client"): self.read_client,
-            ("GET", "bans"): self.read_bans,
-            ("POST", "bans"): self.ban,
-            ("DELETE", "bans"): self.unban,
-            ("GET", "limits"): self.read_limits,
-            ("PUT", "limits"): self.change,
-            ("DELETE", "limits"): self.restore,
-            ("GET", "history"): self.read_history,
-            ("GET", "rules"): self.read_rules,
-        }
+        self._statistics = Statistics.of(limiter)
+        self._answers: dict[tuple[str, ...], _Answer] = {}
 
-    async def call(self, method: str, name: str, fields: Mapping[str, Any], by: str) -> dict[str, Any]:
-        """Carry out an operation.
+    async def _shared(self, ask: Ask[T], *name: str) -> T:
+        """Return an answer, by its name and fields; what is asked before a change is not for the viewers after it."""
+        if name not in self._answers and len(self._answers) >= MAX_ANSWERS:
+            self._answers.clear()
+        return await self._answers.setdefault(name, _Answer()).get(ask)
 
-        Args:
-            method: Its method.
-            name: Its name.
-            fields: The fields of the request.
-            by: The author of changes.
+    def forget(self) -> None:
+        """Read again for the next viewer, after a change."""
+        self._answers.clear()
+
+    # -- what was counted ----------------------------------------------------------------------------------------------
+
+    async def recent(self) -> Recent:
+        """Return what was counted in the last five minutes."""
+        return await self._shared(self._read_recent, "recent")
+
+    async def _read_recent(self) -> Recent:
+        now_us = await self.written()
+        counts, clients, keys = await together(
+            partial(self._read_counts, now_us, WINDOW, "", ""),
+            partial(read_ranking, self.limiter, CLIENTS, MAX_CLIENTS, now_us),
+            partial(read_ranking, self.limiter, KEYS, MAX_CLIENTS, now_us),
+        )
+        return Recent(counts, clients, keys)
+
+    async def written(self) -> int:
+        """Write what this worker has counted; return the store's time after that."""
+
+        async def write() -> int:
+            await self._statistics.publish()
+            return await self.limiter.now_us()
+
+        return await self._shared(write, "written")
+
+    async def counts(self, window: str, rule: str = "", route: str = "") -> Counts:
+        """Return what was counted in a window, of one rule or route if one is named.
 
         Raises:
-            ConfigurationError: A field is unknown, missing or invalid. Values that may be secret are not shown.
+            ConfigurationError: There is no such window.
         """
-        operation = self.operations[method, name]
-        parameters = signature(operation).parameters
-        known = [one for one in parameters if one != "by"]
-        for field in fields:
-            if field not in known:
-                raise ConfigurationError(f"there is no field {quoted(field)}{closest(field, known)}")
-        for field in known:
-            if field not in fields and parameters[field].default is not Parameter.empty:
-                continue
-            if not isinstance(fields.get(field), str):
-                raise ConfigurationError(f'expected text, for example "{_EXAMPLES[field]}"', field)
-        if "by" in parameters:
-            return await operation(**fields, by=by)
-        return await operation(**fields)
+        if window not in WINDOWS:
+            raise ConfigurationError(f"expected one of {', '.join(WINDOWS)}, not {quoted(window)}", "window")
+        if window == WINDOW and not rule and not route:
+            return (await self.recent()).counts
 
-    # -- read ----------------------------------------------------------------------------------------------------------
+        async def read() -> Counts:
+            return await self._read_counts(await self.written(), window, rule, route)
 
-    async def read_statistics(self, window: str = "5m") -> dict[str, Any]:
-        """Return the counts of all workers in a window: in total, by rule, by route and by step."""
-        return await self.snapshots.statistics(window)
+        return await self._shared(read, "counts", window, rule, route)
 
-    async def read_summary(self) -> dict[str, Any]:
-        """Return the sentence about the last five minutes, its values, what can be done, and what is not known."""
-        found = await self.snapshots.statement.get()
-        return {
-            "kind": found.kind.value,
-            "text": found.text,
-            "values": dict(found.values),
-            "actions": [one._asdict() for one in found.actions],
-            "notes": [*found.notes],
-        }
+    async def _read_counts(self, now_us: int, window: str, rule: str, route: str) -> Counts:
+        steps = steps_of(window)
+        if window == WINDOW:
+            steps = _steps_of_clients(steps, now_us)
+        stats = await read_stats(self.limiter, steps, rule or None, route or None, now_us)
+        at = time.time()
+        return Counts(window, merged(stats), at - (now_us - stats.start_us) / 1_000_000, at)
 
-    async def read_client(self, key: str) -> dict[str, Any]:
-        """Return the ban, the windows and the latest refusals of a client, and what was not looked at."""
-        middlewares = self.limiter.middlewares
-        key = key_of(key)
-        own = self._client_of(key)
-        windows, unseen = await windows_of(self.limiter, [own, *keys_of(key, middlewares)[1:]])
-        if middlewares:
-            # The windows of this process's own rules are looked at; it is named first.
-            mine, *_ = await self.snapshots.published.get()
-            unseen += sentences_of(other_keys_of(mine.text.rules, Subject(self.limiter, key)))
-        found: dict[str, Any] = {"key": own, "ban": None, "windows": [], "not_looked_at": unseen, "refusals": []}
-        ban = await self.limiter.banned(key)
-        if ban is not None:
-            found["ban"] = row_of_ban(ban)
-        for window in windows:
-            if window.used:
-                found["windows"].append(row_of_window(window))
-        names = {own}  # under which its refusals are logged
-        for middleware in middlewares:
-            names.add(middleware.client.truncated(key))
-        for event in await self.snapshots.events.get():
-            refused = {event["details"].get(field) for field in WHO}
-            if event["kind"] == "refused" and names & refused:
-                found["refusals"].append(event)
+    async def refusals(self) -> Refusals:
+        """Return who was refused in the last five minutes."""
+        refusals, _ = await self._shared(self._read_refusals, "refusals")
+        return refusals
+
+    async def line(self) -> Line:
+        """Return the line on top of the page."""
+        if self.limiter.is_failing:
+            meanwhile = MEANWHILE[self.limiter.on_error or "local"]
+            return Line("away", f"The store is away: {meanwhile}")
+        try:
+            (off, (_, line)) = await together(self.off, partial(self._shared, self._read_refusals, "refusals"))
+        except StoreError:
+            return Line("away", "The store did not answer, so nothing is known of the last five minutes")
+        if off is not None:
+            left_s = off.until.timestamp() - time.time()
+            return Line("off", f"Limits are off for another {span(left_s)}, by {off.by}: every request passes")
+        found: Line = line
         return found
 
-    def _client_of(self, key: Any) -> str:
-        """Return the key under which the outermost middleware counts a client; any other key as stores use it."""
-        outermost = next(iter(self.limiter.middlewares), None)
-        if outermost is not None and isinstance(key, str):
-            key = outermost.client.truncated(key)
-        return self.limiter.key_for(key)
+    async def _read_refusals(self) -> tuple[Refusals, Line]:
+        recent, bans, published = await together(self.recent, self.bans, self.published)
+        kinds = kinds_of(published)
+        proxies = [one.client.networks for one in self.limiter.middlewares]
+        clients: list[ClientTraffic] = recent.clients.refused
+        banned = {one.key for one in clients if bans.refuse(one.key)}
+        while True:
+            refused = recent.counts.stats.total.refused
+            refusals = refusals_of(clients, refused, banned, partial(stands_for, kinds=kinds, proxies=proxies))
+            line = line_of(refusals)
+            # The ban of an operator does not show in the keys of its clients. Each that is named has more than half of
+            # what is left, so that few are asked for.
+            if not line.client or await self.limiter.banned(line.client) is None:
+                break
+            banned.add(line.client)
+        if line.many:
+            line = line._replace(actions=(*line.actions, *await self._raises(line)))
+        return refusals, line
 
-    async def read_bans(self, q: str = "") -> dict[str, Any]:
-        """Return the newest bans that contain a text, at most `MAX_BANS`, and how many there are."""
-        if q:
-            return await self.snapshots.bans_with(q)
-        return await self.snapshots.bans.get()
+    async def _raises(self, line: Line) -> list[Proposal]:
+        """Return the proposal to double the limit that refuses a client; none if it cannot be changed.
 
-    async def read_limits(self) -> dict[str, Any]:
-        """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""
-        changes = await self.snapshots.changes.get()
-        off = next((one for one in changes if one["name"] == "*"), None)
-        return {"limits": self.limits(changes), "off": off}
-
-    def limits(self, changes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the limits of this process, each with its change or None; of equal names one can be changed."""
-        by_name = {change["name"]: change for change in changes}
-        limits = self.limiter.limits()
-        last = {one.name: one for one in limits if one.changeable}  # of equal names the one that workers publish
-        rows = []
-        for one in limits:
-            row: dict[str, Any] = {
-                **named(one, "name", "rule"),
-                "changeable": last.get(one.name) is one,
-                "shadow": one.shadow,
-                "limit": limit_text(one),
-                "configured": BY_FUNCTION,
-                "amount": None,
-                "change": None,
-            }
-            if one.changeable:
-                row["configured"] = str(one.configured)
-                row["amount"] = one.limit.amount
-            change = by_name.get(one.name)
-            if change is not None and one.takes(change["limit"]):
-                row["change"] = change
-            rows.append(row)
-        return rows
-
-    async def read_history(self) -> dict[str, Any]:
-        """Return the latest 200 bans and changes by hand and by commands, the last one first."""
-        return {"history": await self.snapshots.history.get()}
-
-    async def read_rules(self) -> dict[str, Any]:
-        """Return the rules that workers have published, once for equal workers, and which of them differ."""
-        return compared(await self.limiter.published())
-
-    # -- change --------------------------------------------------------------------------------------------------------
-
-    async def ban(
-        self, key: str, duration: str, *, value: str | None = None, reason: str = "", anyway: str = "", by: str
-    ) -> dict[str, Any]:
-        """Ban an address, a network or a key, or replace its ban.
-
-        A key that no worker reads is banned only if `anyway` is any text.
+        It is one that is full, else the one with the shortest window, which has room again.
         """
-        target = key_of(key, value)
-        check_key(key)
-        name = self.limiter.key_for(target)
-        readers = await readers_of(self.limiter, name)
-        if not anyway:
-            check_read(readers, name, 'send anyway with the text "yes"')
-        ban = await self.limiter.ban(target, duration, reason=reason, by=by)
-        self.snapshots.forget()
-        return row_of_ban(ban, readers.scope)
+        limits = [one for one in self.limiter.limits() if one.rule == line.rule and one.changeable and not one.shadow]
+        if not limits:
+            return []
+        view = await self.limiter.inspect(line.client)
+        full = {window.name for window in view.windows if window.used >= window.limit.amount}
+        refusing = min(limits, key=lambda one: (one.name not in full, getattr(one.limit, "window_us", inf)))
+        return [Proposal("raise", refusing.name, refusing.with_amount(2 * refusing.limit.amount))]
 
-    async def unban(self, key: str, *, by: str) -> dict[str, Any]:
-        """Lift the ban of a key, and delete its strikes.
+    # -- what is in force ----------------------------------------------------------------------------------------------
 
-        Raises:
-            HTTPException: There is nothing to lift.
-        """
-        target = key_of(key)
-        if not await self.limiter.unban(target, by=by):
-            raise HTTPException(404, f"{key!a} has no ban and no strikes.")
-        self.snapshots.forget()
-        return {"key": self.limiter.key_for(target)}
+    async def bans(self, text: str = "") -> Bans:
+        """Return the bans, and the newest of those that contain a text."""
+        return await self._shared(partial(self._read_bans, text), "bans", text)
 
-    async def change(self, name: str, limit: str, duration: str, *, reason: str = "", by: str) -> dict[str, Any]:
-        """Change the amount of a limit for a while; `limit` is its text, or the amount alone.
+    async def _read_bans(self, text: str) -> Bans:
+        sought = text.casefold()
+        matching = []
+        keys, networks = set[str](), []
+        async for ban in self.limiter.bans():
+            keys.add(ban.key)
+            if ban.network() is not None:
+                networks.append(ban.key)
+            if any(sought in field.casefold() for field in (ban.key, ban.reason, ban.by)):
+                matching.append(ban)
+        newest = heapq.nsmallest(MAX_BANS, matching, key=lambda ban: (-ban.since_us, ban.key))
+        return Bans(newest, len(matching), len(keys), frozenset(keys), Networks(networks))
 
-        The name ``*`` with the limit ``off`` switches all workers off.
-        """
-        amount = limit.strip()
-        if amount.isdigit():
-            changeable = {one.name: one for one in self.limiter.limits() if one.changeable}
-            if name in changeable:
-                limit = changeable[name].with_amount(amount)
-        changed = row_of_change(await self.limiter.override(name, limit, duration, reason=reason, by=by))
-        self.snapshots.forget()
-        return changed
+    async def overrides(self) -> list[Override]:
+        """Return the changes of limits in force."""
+        return await self._shared(self.limiter.overrides, "overrides")
 
-    async def restore(self, name: str, *, by: str) -> dict[str, Any]:
-        """Give a limit its configured amount again.
+    async def off(self) -> Override | None:
+        """Return the change that has switched all workers off; None if they are not."""
+        return next((one for one in await self.overrides() if one.name == "*"), None)
 
-        Raises:
-            HTTPException: The limit is not changed.
-        """
-        if not await self.limiter.restore(name, by=by):
-            raise HTTPException(404, f"{name!a} is not the name of a changed limit.")
-        self.snapshots.forget()
-        return {"name": name}
+    async def published(self) -> list[Publication]:
+        """Return what workers have published of their rules."""
+        return await self._shared(self.limiter.published, "published")
+
+    async def history(self) -> list[Action]:
+        """Return what operators and commands have done, the last one first."""
+        return await self._shared(self.limiter.history, "history")
+
+    async def events(self) -> list[LoggedEvent]:
+        """Return the latest events of all workers, the newest first."""
+
+        async def read() -> list[LoggedEvent]:
+            await self.written()
+            return await read_events(self.limiter, MAX_EVENTS)
+
+        return await self._shared(read, "events")
+
+
+def _steps_of_clients(steps: Steps, now_us: int) -> Steps:
+    """Return the slices of the time for which clients are counted: the running minute and the four before it."""
+    client_us, kept = STEPS[CLIENTS]
+    first_us = max(now_us // client_us - kept + 1, 0) * client_us
+    return steps._replace(number=now_us // steps.step_us - first_us // steps.step_us + 1)

@@ -1,21 +1,24 @@
-"""How the page writes numbers, times, texts of clients and addresses of views."""
+"""How pages write numbers, times, texts of clients and addresses of views; texts of clients are escaped."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
 
 from ...core.logs import escaped
 from ..rows import span_of
-from .charts import NOTHING
 
+NOTHING: Final = "\u2013"
+"""What stands in place of no value."""
+NEAR: Final = 0.8
+"""From which share of a limit a meter is amber."""
+_LINK: Final = Markup('<a class="key" href="{}">{}</a>')
+_BDI: Final = Markup("<bdi>{}</bdi>")
 _UTC: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
@@ -26,12 +29,21 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}"
 
 
-def rate(value: float | None) -> str:
-    """Return a number in three digits."""
-    if value is None:
+def rate(number: float, seconds: float) -> str:
+    """Return how often something happens, in the first unit in which it happens once: ``7 a minute``; else in all."""
+    if not number:
         return NOTHING
+    for unit, unit_s in (("a second", 1), ("a minute", 60), ("an hour", 3_600)):
+        times = number * unit_s / seconds
+        if times >= 1:
+            return f"{_digits(times)} {unit}"
+    return f"{count(number)} in {span(seconds)}"
+
+
+def _digits(value: float) -> str:
+    """Return a number in three digits."""
     if value >= 100:
-        return f"{value:,.0f}"
+        return count(value)
     return f"{value:.3g}"
 
 
@@ -42,20 +54,13 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.3g} %"
 
 
-def percent(value: float) -> str:
-    """Return a percentage in two digits."""
-    if value < 10:
-        return f"{value:.2g} %"
-    return f"{value:.0f} %"
-
-
-def ms(value: float | None) -> str:
-    """Return milliseconds with their unit."""
-    if value is None:
+def ms(value_us: float | None) -> str:
+    """Return microseconds as milliseconds or seconds."""
+    if value_us is None:
         return NOTHING
-    if value >= 10_000:
-        return f"{value / 1_000:.1f} s"
-    return f"{rate(value)} ms"
+    if value_us >= 10_000_000:
+        return f"{value_us / 1_000_000:.1f} s"
+    return f"{_digits(value_us / 1_000)} ms"
 
 
 def span(seconds: float | None) -> str:
@@ -65,21 +70,12 @@ def span(seconds: float | None) -> str:
     return span_of(max(seconds, 0))
 
 
-def moment(at: float) -> Markup:
+def moment(at: float | datetime) -> Markup:
     """Return a time in UTC; the page's script shows it in the reader's time zone."""
-    when = datetime.fromtimestamp(at, UTC)
+    when = at
+    if not isinstance(when, datetime):
+        when = datetime.fromtimestamp(when, UTC)
     return Markup(f'<time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">{when:%Y-%m-%d %H:%M:%S}</time>')
-
-
-def clock(at: float) -> Markup:
-    """Return the hour and the minute of a time of today, in the same way."""
-    when = datetime.fromtimestamp(at, UTC)
-    return Markup(f'<time datetime="{when:%Y-%m-%dT%H:%M:%SZ}" data-clock>{when:%H:%M}</time>')
-
-
-def plain(text: object, most: int = 80) -> str:
-    """Return a text without control characters and changes of direction, which browsers would obey."""
-    return escaped(str(text), most)
 
 
 def timed(text: object) -> Markup:
@@ -89,25 +85,38 @@ def timed(text: object) -> Markup:
 
 def _moment_of(found: re.Match[str]) -> str:
     try:
-        return str(moment(datetime.fromisoformat(found[0]).timestamp()))
+        return str(moment(datetime.fromisoformat(found[0])))
     except ValueError:  # a client may choose what looks like a time
         return found[0]
 
 
-def grouped(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return events, each with how many `times` it follows itself: several workers report a changed limit."""
-    found = []
-    for _, same in groupby(events, key=itemgetter("kind", "message")):
-        alike = list(same)
-        found.append({**alike[0], "times": len(alike)})
-    return found
+def plain(text: object, most: int = 80) -> str:
+    """Return a text without control characters and changes of direction, which browsers would obey."""
+    return escaped(str(text), most)
 
 
-def key_name(key: object) -> str:
-    """Return by what a rule counts, in words."""
-    if key is None:
-        return "address"
-    return plain(getattr(key, "identity", None) or getattr(key, "__qualname__", type(key).__qualname__))
+def client(key: str) -> Markup:
+    """Return a link to a client."""
+    return _LINK.format(address("clients", {"key": key}), _BDI.format(plain(key, 64)))
+
+
+def part(field: str, name: str, query: Mapping[str, str]) -> Markup:
+    """Return a link to a rule or a route."""
+    return _LINK.format(address("", {"window": query.get("window", ""), field: name}), plain(name))
+
+
+def meter(used: float, amount: float) -> Markup:
+    """Return a bar of what is spent: amber from 80 %, red when nothing is left."""
+    spent = min(used / amount, 1)
+    state = ""
+    if spent >= 1:
+        state = " full"
+    elif spent >= NEAR:
+        state = " near"
+    return Markup(
+        f'<svg class="meter{state}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<path d="M0 0h{100 * spent:.3g}v8H0z"/></svg>'
+    )
 
 
 def address(view: str, query: Mapping[str, str], **changed: str) -> str:

@@ -1,187 +1,382 @@
-"""What each view shows: it fills a dictionary step by step, so that without a store a part of it is shown."""
+"""What each view shows: one class a view, whose attributes are all that its template may rely on."""
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from ... import MemoryStore, __version__
-from ...core import compiled
-from ...limiter import Publication
+from ... import Limiter, __version__
+from ...core import Ban, compiled
+from ...limiter import Action, Override
 from ..kinds import ADDRESS, EVERYONE
-from ..look import WINDOW, kinds_of, limits_by_rule
-from . import amounts, charts, counts
-from .counts import MAX_ROWS, Query, shadow_rules
-from .marks import marks_of
-from .service import Service
-from .snapshots import MAX_PARTS, WINDOWS
-from .texts import address, grouped, rate
+from ..published_rules import RuleRow, rule_rows, unread_of
+from ..recent_events import WHO
+from ..rows import key_of, keys_of, windows_of
+from ..standing import other_keys_of, sentences_of
+from ..statistics import LoggedEvent, Ranking, Traffic, Worker
+from ..subjects import Subject
+from .chart import Counts, Curve, curve_of, marks_of
+from .line import ClientRow, Line, Refusals, kinds_of, row_of
+from .service import WINDOW, Bans, Service, together
 
-MAX_REFUSALS: Final = 20
+MAX_CLIENTS: Final = 24
+"""How many of the busiest clients, and of the most refused ones, are listed."""
+MAX_ROWS: Final = 50
+"""How many rows other tables have."""
+MAX_RULES: Final = 200
 NO_EVENTS: Final = ("refused", "shadow_refused")
 """The events that are not listed: clients cause as many as they like."""
+BY_FUNCTION: Final = "by a function"
+_LATE: Final = "store_late"
 _OF_CLIENTS: Final = ("", ADDRESS, EVERYONE)
 """The kinds of keys of rules whose requests are counted by client; all others are counted by key."""
+_COLUMNS: Final = ("passed", "limited", "refused", "shadow_refused", "exceptions", "p50_us", "p95_us")
+"""By which counts rules and routes can be sorted."""
 
-Shown: TypeAlias = dict[str, Any]
+Query: TypeAlias = Mapping[str, str]
+T = TypeVar("T")
 
 
-class _Drawn(NamedTuple):
-    """The charts of a snapshot, which its viewers share: they take a millisecond.
+class Part(NamedTuple):
+    """The counts of one rule or route.
 
     Attributes:
-        stats: The snapshot.
-        charts: Its charts.
+        name: Its name.
+        limits: The limits of the rule in force.
+        is_shadow: Whether it reports only.
+        traffic: Its counts.
     """
 
-    stats: Mapping[str, Any]
-    charts: list[charts.Chart]
+    name: str
+    limits: str
+    is_shadow: bool
+    traffic: Traffic
 
 
-class Views:
-    """Fills the views.
+class Member(NamedTuple):
+    """A client of a rule or a route, with its requests to that."""
 
-    Args:
-        service: Reads the limiter.
+    key: str
+    passed: int
+    refused: int
+
+
+class LimitRow(NamedTuple):
+    """A limit of this process.
+
+    Attributes:
+        limit: The limit.
+        in_force: The limit in force, in words.
+        configured: The limit in code.
+        is_changeable: Whether it can be changed: of equal names, one can.
+        change: Its change; None for none.
     """
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._snapshots = service.snapshots
-        self._limiter = service.limiter
-        self._drawn: dict[tuple[str, str, str], _Drawn] = {}
+    limit: Any
+    in_force: str
+    configured: str
+    is_changeable: bool
+    change: Override | None
 
-    # -- now: the sentence, the traffic, its rules and routes; or one of these by itself -------------------------------
 
-    async def now(self, shown: Shown, query: Query) -> None:
-        """Fill the first view; with `rule` or `route` in the query, that of one rule or route."""
-        window, rule, route = query.get("window", WINDOW), query.get("rule", ""), query.get("route", "")
-        shown |= {
-            "rule": rule,
-            "route": route,
-            "limits": limits_by_rule(self._limiter.limits()).get(rule, ""),
-            "choices": [(one, address("", query, window=one), one == window) for one in WINDOWS],
-            "unseen": self._unseen(),
-            "drawn": [],
-            "amounts": [],
-            "unknown": "",
-            **dict.fromkeys(("statement", "stats", "clients", "rules", "routes", "who", "members", "shadowed")),
-        }
-        is_all = not rule and not route
-        if is_all:
-            shown["statement"] = await self._snapshots.statement.get()
-        stats = await self._snapshots.statistics(window, rule, route)
-        shown["stats"] = stats
-        shown["drawn"] = await self._charts((window, rule, route), stats)
-        if is_all:
-            found = await self._snapshots.clients.get()
-            shown["clients"] = counts.first_clients(found["clients"])
-            shown["rules"] = counts.rules(stats, query, self._limiter.limits())
-            if query.get("only") != "shadow":
-                shown["routes"] = counts.routes(stats, query)
-        elif rule:
-            await self._fill_rule(shown, rule)
-        else:
-            recent = await self._snapshots.recent.get()
-            shown |= {"who": "Client", "members": counts.clients_of_route(recent.clients, route)}
+class Logged(NamedTuple):
+    """Events that are alike, of one worker or several: the latest, and how many there are."""
 
-    async def _charts(self, name: tuple[str, str, str], stats: Mapping[str, Any]) -> list[charts.Chart]:
-        drawn = self._drawn.get(name)
-        if drawn is not None and drawn.stats is stats:
-            return drawn.charts
-        marks = marks_of(await self._snapshots.events.get(), await self._snapshots.history.get())
-        if len(self._drawn) > MAX_PARTS:
-            self._drawn.clear()
-        made = [charts.requests(stats, rate, marks), charts.times(stats, rate, marks)]
-        self._drawn[name] = _Drawn(stats, made)
-        return made
+    event: LoggedEvent
+    times: int
 
-    def _unseen(self) -> str:
-        """Return what the nearest limits of clients do not include."""
-        if all(one.changeable for one in self._limiter.limits()):
-            return ""
-        return "; limits of functions are not looked at"
 
-    async def _fill_rule(self, shown: Shown, rule: str) -> None:
-        """Fill in what other amounts of a rule would have refused, its clients, and whom its shadow refuses."""
-        recent = await self._snapshots.recent.get()
-        published = await self._snapshots.published.get()
-        kind = kinds_of(published).get(rule, "")
-        ranking, minutes, head = recent.clients, self._snapshots.client_minutes, "Client"
-        if kind not in _OF_CLIENTS:
-            ranking, minutes, head = recent.keys, self._snapshots.key_minutes, "Key"
-        shown["unknown"] = self._why_unknown(published, kind, rule)
-        if not shown["unknown"]:
-            demand = amounts.demand_of(await minutes.get(), rule)
-            for limit in amounts.limits_with_amount(self._limiter.limits(), rule):
-                other = amounts.other_amounts(demand, limit.amount, limit.window_us)
-                shown["amounts"].append((str(limit), other))
-        shown |= {"who": head, "members": counts.clients_of_rule(ranking, rule)}
-        shown["shadowed"] = await self._shadowed(rule)
+# -- the views ---------------------------------------------------------------------------------------------------------
 
-    def _why_unknown(self, published: Sequence[Publication], kind: str, rule: str) -> str:
-        """Return why it is not known what other amounts of a rule would have refused; empty if it is known."""
-        limits = self._limiter.limits()
-        if kind == EVERYONE:
-            return "all clients together are counted"
-        if not amounts.costs_one(published, rule):
-            return "its requests cost more than one unit"
-        if rule in shadow_rules(limits):
-            return "what a shadow rule counts is not kept by client"
-        if not amounts.limits_with_amount(limits, rule):
-            return "no limit of this rule has an amount that this process knows"
-        return ""
 
-    async def _shadowed(self, rule: str) -> list[tuple[str, int]]:
-        """Return whom a rule would have refused in shadow, as far as the latest events have anybody."""
-        keys = Counter[str]()
-        for event in await self._snapshots.events.get():
-            if event["kind"] == "shadow_refused" and event["details"]["rule"] == rule:
-                keys[event["details"]["key"]] += 1
-        return keys.most_common(MAX_ROWS)
+@dataclass(slots=True)
+class Now:
+    """The line, who was refused, and what was counted; without the store the line alone."""
 
-    # -- the other views -----------------------------------------------------------------------------------------------
+    line: Line
+    alone: bool = False
+    refusals: Refusals | None = None
+    counts: Counts | None = None
+    curve: Curve | None = None
+    rules: Sequence[Part] = ()
+    routes: Sequence[Part] = ()
 
-    async def clients(self, shown: Shown, query: Query) -> None:
-        """Fill the view of clients; with `key` in the query, that of one client as well."""
-        shown |= {"unseen": self._unseen(), **dict.fromkeys(("client", "refusals", "clients", "keys", "has_keys"))}
-        if query.get("key"):
-            client = await self._service.read_client(query["key"])
-            shown |= {"client": client, "refusals": grouped(client["refusals"])[:MAX_REFUSALS]}
-        found = await self._snapshots.clients.get()
-        shown["clients"], shown["keys"] = [counts.clients(found[kind], query) for kind in ("clients", "keys")]
-        shown["has_keys"] = bool(found["keys"])
 
-    async def bans(self, shown: Shown, query: Query) -> None:
-        """Fill the view of bans, changes and events."""
-        shown |= dict.fromkeys(("bans", "rows", "history", "events"))
-        found = shown["bans"] = await self._service.read_bans(query.get("q", ""))
-        shown["rows"] = counts.ordered(found["bans"], query, "since_at")[:MAX_ROWS]
-        shown["history"] = await self._snapshots.history.get()
-        events = await self._snapshots.events.get()
-        shown["events"] = grouped([one for one in events if one["kind"] not in NO_EVENTS])[:MAX_ROWS]
+async def now(service: Service, query: Query) -> Now:
+    """Return the first view."""
+    line = await service.line()
+    alone = service.limiter.store.shared_rows is None
+    if line.kind == "away":
+        return Now(line, alone)
+    refusals, counts, history, events = await together(
+        service.refusals, partial(service.counts, query.get("window") or WINDOW), service.history, service.events
+    )
+    rules = _rules(counts.stats.rules, service.limiter.limits(), query)
+    routes = []
+    if query.get("only") != "shadow":
+        routes = [Part(name, "", False, traffic) for name, traffic in counts.stats.routes.items()]
+    curve = curve_of(counts, marks_of(history, events))
+    return Now(line, alone, refusals, counts, curve, _shown(rules, query), _shown(routes, query))
 
-    async def configuration(self, shown: Shown, query: Query) -> None:
-        """Fill the view of what is configured."""
-        limiter = self._limiter
-        version = __version__
-        if compiled:
-            version += ", compiled"
-        shown |= {
-            "version": version,
-            "python": platform.python_version(),
-            "store": type(limiter.store).__name__.removesuffix("Store"),
-            "is_shared": not isinstance(limiter.store, MemoryStore),
-            "limiter": limiter,
-            "off": None,
-            "findings": [finding for middleware in limiter.middlewares for finding in middleware.findings],
-            # What needs no store, in case that it does not answer.
-            "limits": self._service.limits([]),
-            "published": None,
-            "workers": None,
-        }
-        found = await self._service.read_limits()
-        shown |= {"off": found["off"], "limits": found["limits"], "published": await self._service.read_rules()}
-        shown["workers"] = (await self._service.read_statistics())["workers"]
+
+@dataclass(slots=True)
+class OnePart:
+    """What was counted of one rule or route, and its clients."""
+
+    name: str
+    rule: str
+    limits: str
+    counts: Counts
+    curve: Curve
+    who: str
+    members: Sequence[Member]
+    shadowed: Sequence[tuple[str, int]]
+
+
+async def one_part(service: Service, query: Query) -> OnePart:
+    """Return the view of the rule or route that the query names."""
+    window, rule, route = query.get("window") or WINDOW, query.get("rule", ""), query.get("route", "")
+    counts, recent, published, history, events = await together(
+        partial(service.counts, window, rule, route),
+        service.recent,
+        service.published,
+        service.history,
+        service.events,
+    )
+    who, ranking = "Client", recent.clients
+    if kinds_of(published).get(rule, "") not in _OF_CLIENTS:
+        who, ranking = "Key", recent.keys
+    return OnePart(
+        name=rule or route,
+        rule=rule,
+        limits=_texts_of(service.limiter.limits()).get(rule, ""),
+        counts=counts,
+        curve=curve_of(counts, marks_of(history, events)),
+        who=who,
+        members=_members(ranking, rule, route),
+        shadowed=_shadowed(events, rule),
+    )
+
+
+def _members(ranking: Ranking, rule: str, route: str) -> list[Member]:
+    """Return the clients of a rule or a route, those first that are refused most, then the busiest."""
+    members = []
+    for one in ranking.each():
+        member = Member(one.key, one.routes.get(route, 0), 0)
+        if rule:
+            member = Member(one.key, one.counted_by.get(rule, 0), one.refused_by.get(rule, 0))
+        if member.passed or member.refused:
+            members.append(member)
+    return sorted(members, key=lambda one: (-one.refused, -one.passed, one.key))[:MAX_ROWS]
+
+
+def _shadowed(events: Iterable[LoggedEvent], rule: str) -> list[tuple[str, int]]:
+    """Return whom a rule would have refused in shadow, and how often, among the latest events."""
+    keys = [one.details["key"] for one in events if one.kind == "shadow_refused" and one.details["rule"] == rule]
+    return Counter(keys).most_common(MAX_ROWS)
+
+
+@dataclass(slots=True)
+class Clients:
+    """The clients and the keys of other kinds of the last five minutes, and one of them."""
+
+    client: Mapping[str, Any] | None = None
+    clients: Sequence[ClientRow] | None = None
+    keys: Sequence[ClientRow] = ()
+
+
+async def clients(service: Service, query: Query) -> Clients:
+    """Return the view of clients; with `key` in the query, that of one client as well."""
+    recent, bans, client = await together(service.recent, service.bans, partial(_client, service, query))
+    return Clients(client, _ranked(recent.clients, bans, query), _ranked(recent.keys, bans, query))
+
+
+async def client_of(service: Service, text: str) -> dict[str, Any]:
+    """Return the ban, the windows and the latest refusals of a client, and what was not looked at."""
+    limiter = service.limiter
+    key = key_of(text)
+    own = limiter.key_for(key)
+    if limiter.middlewares and isinstance(key, str):  # the outermost says what one client is
+        own = limiter.key_for(limiter.middlewares[0].client.truncated(key))
+    windows, unseen = await windows_of(limiter, [own, *keys_of(key, limiter.middlewares)[1:]])
+    if limiter.middlewares:
+        # The windows of this process's own rules are looked at; it is named first.
+        mine, *_ = await service.published()
+        unseen += sentences_of(other_keys_of(mine.text.rules, Subject(limiter, key)))
+    names = {own, *(middleware.client.truncated(key) for middleware in limiter.middlewares)}
+    refusals = []
+    for event in await service.events():
+        if event.kind == "refused" and not names.isdisjoint([event.details.get(field) for field in WHO]):
+            refusals.append(event)
+    spent = [window for window in windows if window.used]
+    return {"key": own, "ban": await limiter.banned(key), "windows": spent, "unseen": unseen, "refusals": refusals}
+
+
+async def _client(service: Service, query: Query) -> Mapping[str, Any] | None:
+    if not query.get("key"):
+        return None
+    return await client_of(service, query["key"])
+
+
+def _ranked(ranking: Ranking, bans: Bans, query: Query) -> list[ClientRow]:
+    """Return the busiest and the most refused in the query's order; by refusals, only those that were refused."""
+    column = query.get("sort", "")
+    first = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS])
+    rows = []
+    for one in first.each():
+        if column == "refused" and not one.refused:
+            continue
+        if _is_sought(one.key, query):
+            rows.append(row_of(one, is_banned=bans.refuse(one.key)))
+    return _sorted(rows, column, ("key", "refused", "requests"), "requests")
+
+
+@dataclass(slots=True)
+class AllBans:
+    """The bans, what operators have done, and events."""
+
+    bans: Bans | None = None
+    rows: Sequence[Ban] = ()
+    history: Sequence[Action] | None = None
+    events: Sequence[Logged] | None = None
+
+
+async def bans(service: Service, query: Query) -> AllBans:
+    """Return the view of bans, changes and events."""
+    found, history, events = await together(partial(service.bans, query.get("q", "")), service.history, service.events)
+    columns = ("key", "reason", "by", "level", "since_us", "until_us")
+    rows = _sorted(found.newest, query.get("sort", ""), columns, "since_us")
+    listed = [one for one in events if one.kind not in NO_EVENTS]
+    return AllBans(found, rows[:MAX_ROWS], history, grouped(listed)[:MAX_ROWS])
+
+
+def grouped(events: Iterable[LoggedEvent]) -> list[Logged]:
+    """Return events, each with how many are alike; all answers of the store that were late are one.
+
+    Several workers report one change, each client is refused for the same reason.
+    """
+    found: dict[tuple[str, str], Logged] = {}
+    for event in events:
+        name = event.kind, event.message
+        if event.kind == _LATE:
+            name = event.kind, ""
+        latest, times = found.get(name, Logged(event, 0))
+        found[name] = Logged(latest, times + 1)
+    return [*found.values()]
+
+
+@dataclass(slots=True)
+class Configuration:
+    """What is configured; without the store that of this process."""
+
+    version: str
+    limiter: Limiter
+    findings: Sequence[Any]
+    limits: Sequence[LimitRow]
+    rules: Sequence[RuleRow] | None = None
+    unread: Sequence[str] = ()
+    workers: Sequence[Worker] | None = None
+    off: Override | None = None
+
+
+async def configuration(service: Service) -> Configuration:
+    """Return the view of what is configured."""
+    counts, published, overrides, off = await together(
+        partial(service.counts, WINDOW), service.published, service.overrides, service.off
+    )
+    view = own_configuration(service)
+    view.limits = limit_rows(service.limiter, overrides)
+    view.rules, view.unread = rule_rows(published)[:MAX_RULES], unread_of(published)
+    view.workers, view.off = counts.stats.workers, off
+    return view
+
+
+def own_configuration(service: Service) -> Configuration:
+    """Return what is configured in this process."""
+    version = f"{__version__}, Python {platform.python_version()}"
+    if compiled:
+        version = f"{__version__}, compiled, Python {platform.python_version()}"
+    findings = [one for middleware in service.limiter.middlewares for one in middleware.findings]
+    return Configuration(version, service.limiter, findings, limit_rows(service.limiter, ()))
+
+
+def limit_rows(limiter: Limiter, overrides: Iterable[Override]) -> list[LimitRow]:
+    """Return the limits of this process, each with its change."""
+    changes = {one.name: one for one in overrides}
+    limits = limiter.limits()
+    last = {one.name: one for one in limits if one.changeable}  # of equal names the one that workers publish
+    rows = []
+    for one in limits:
+        change = changes.get(one.name)
+        if change is not None and not one.takes(change.limit):
+            change = None
+        configured = BY_FUNCTION
+        if one.changeable:
+            configured = str(one.configured)
+        rows.append(LimitRow(one, _text_of(one), configured, last.get(one.name) is one, change))
+    return rows
+
+
+def _text_of(one: Any) -> str:
+    """Return a limit in force; one that a function returns for each request is not known here."""
+    if not one.changeable:
+        return BY_FUNCTION
+    return str(one.limit)
+
+
+def _texts_of(limits: Iterable[Any]) -> dict[str, str]:
+    """Return the limits in force, in words, by the label of their rule."""
+    texts: dict[str, list[str]] = {}
+    for one in limits:
+        texts.setdefault(one.rule, []).append(_text_of(one))
+    return {rule: "; ".join(of_rule) for rule, of_rule in texts.items()}
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+def _rules(counts: Mapping[str, Traffic], limits: Iterable[Any], query: Query) -> list[Part]:
+    """Return the rules that have counted, and all shadow rules; with ``only=shadow`` these alone."""
+    shadows = {one.rule for one in limits if one.shadow}
+    texts = _texts_of(limits)
+    parts = []
+    for name in {*counts, *shadows}:
+        traffic = counts.get(name) or Traffic()
+        is_shadow = name in shadows or traffic.shadow_refused > 0
+        if is_shadow or query.get("only") != "shadow":
+            parts.append(Part(name, texts.get(name, ""), is_shadow, traffic))
+    return parts
+
+
+def _shown(parts: Iterable[Part], query: Query) -> list[Part]:
+    """Return those parts that the query asks for, in its order."""
+    column = query.get("sort", "")
+    rows = [one for one in parts if _is_sought(one.name, query)]
+    if column in _COLUMNS:
+        return sorted(rows, key=lambda one: (_sort_key(getattr(one.traffic, column)), one.name))
+    return sorted(rows, key=attrgetter("name"))
+
+
+def _is_sought(name: str, query: Query) -> bool:
+    return query.get("q", "").casefold() in name.casefold()
+
+
+def _sorted(rows: Iterable[T], column: str, columns: Sequence[str], by: str) -> list[T]:
+    """Return rows sorted by a column, if it is one of some, else by another."""
+    if column not in columns:
+        column = by
+    return sorted(rows, key=lambda row: _sort_key(getattr(row, column)))
+
+
+def _sort_key(value: object) -> tuple[int, float, str]:
+    """Return by what a value is sorted: numbers come first, downwards, then texts, upwards, then what has no value."""
+    if isinstance(value, int | float):
+        return 0, -value, ""
+    if isinstance(value, str):
+        return 1, 0, value.casefold()
+    return 2, 0, ""

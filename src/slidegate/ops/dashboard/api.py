@@ -1,0 +1,252 @@
+"""The JSON API: what it returns, in the rows of the page, and what it changes.
+
+Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_ms` milliseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from inspect import Parameter, signature
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+
+from ... import ConfigurationError, StoreError
+from ...core.errors import closest, quoted
+from ...core.logs import Throttle, logger
+from ..published_rules import rule_rows
+from ..readers import check_read, readers_of
+from ..rows import check_key, key_of, named, row_of_action, row_of_ban, row_of_change, row_of_window
+from ..statistics import LoggedEvent, Traffic
+from ..traffic import COUNTS
+from .service import WINDOW, Service
+from .views import client_of, limit_rows
+
+_EXAMPLES: Final = {
+    "key": "203.0.113.7",
+    "value": "k123",
+    "duration": "1h",
+    "reason": "scraping",
+    "name": "api",
+    "limit": "50/minute",
+    "window": "5m",
+    "q": "scraping",
+    "anyway": "yes",
+}
+"""A valid value of each field of a request."""
+_DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy", "ban")
+"""The details that each event has, empty if it has none."""
+
+_throttle: Final = Throttle()
+"""Limits the rate of lines about requests to dashboards that fail because the store does not answer."""
+
+
+def problem_of(error: Exception) -> HTTPException:
+    """Return the answer to an error; that to a failure says nothing of its cause, which is logged."""
+    if isinstance(error, HTTPException):
+        return error
+    if isinstance(error, ConfigurationError):
+        return HTTPException(400, str(error))
+    if isinstance(error, StoreError):
+        if _throttle.left_out(None, time.monotonic()) is not None:  # open pages ask every few seconds
+            logger.error("a request to the dashboard failed because the store does not answer: %r", error)
+        return HTTPException(503, "The store does not answer; the log says more.", {"retry-after": "1"})
+    logger.error("a request to the dashboard failed", exc_info=error)
+    return HTTPException(500, "The request failed; the log says why.")
+
+
+class Api:
+    """The operations of the JSON API; the fields of a request are the keyword arguments of its operation.
+
+    Args:
+        service: Reads the limiter.
+
+    Attributes:
+        operations: (method, name) -> operation.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._limiter = service.limiter
+        self.operations: dict[tuple[str, str], Callable[..., Awaitable[dict[str, Any]]]] = {
+            ("GET", "statistics"): self.read_statistics,
+            ("GET", "summary"): self.read_summary,
+            ("GET", "client"): self.read_client,
+            ("GET", "bans"): self.read_bans,
+            ("POST", "bans"): self.ban,
+            ("DELETE", "bans"): self.unban,
+            ("GET", "limits"): self.read_limits,
+            ("PUT", "limits"): self.change,
+            ("DELETE", "limits"): self.restore,
+            ("GET", "history"): self.read_history,
+            ("GET", "rules"): self.read_rules,
+        }
+
+    async def call(self, method: str, name: str, fields: Mapping[str, Any], by: str) -> dict[str, Any]:
+        """Carry out an operation.
+
+        Args:
+            method: Its method.
+            name: Its name.
+            fields: The fields of the request.
+            by: The author of changes.
+
+        Raises:
+            ConfigurationError: A field is unknown, missing or invalid. Values that may be secret are not shown.
+        """
+        operation = self.operations[method, name]
+        parameters = signature(operation).parameters
+        known = [one for one in parameters if one != "by"]
+        for field in fields:
+            if field not in known:
+                raise ConfigurationError(f"there is no field {quoted(field)}{closest(field, known)}")
+        for field in known:
+            if field not in fields and parameters[field].default is not Parameter.empty:
+                continue
+            if not isinstance(fields.get(field), str):
+                raise ConfigurationError(f'expected text, for example "{_EXAMPLES[field]}"', field)
+        if "by" in parameters:
+            return await operation(**fields, by=by)
+        return await operation(**fields)
+
+    # -- read ----------------------------------------------------------------------------------------------------------
+
+    async def read_statistics(self, window: str = WINDOW) -> dict[str, Any]:
+        """Return the counts of all workers in a window: in total, by rule, by route and by step."""
+        _, stats, start_at, at = await self._service.counts(window)
+        return {
+            "window_s": stats.step_us * len(stats.steps) / 1_000_000,
+            "seen_s": stats.seen_us / 1_000_000,
+            "step_s": stats.step_us / 1_000_000,
+            "start_at": start_at,
+            "at": at,
+            "workers": [worker._asdict() for worker in stats.workers],
+            "total": _counts(stats.total),
+            "rules": {name: _counts(one) for name, one in stats.rules.items()},
+            "routes": {name: _counts(one) for name, one in stats.routes.items()},
+            "steps": [_counts(step) for step in stats.steps],
+        }
+
+    async def read_summary(self) -> dict[str, Any]:
+        """Return the line on top of the page, what can be done about it, and the rows below it."""
+        line = await self._service.line()
+        values = {"client": line.client, "rule": line.rule, "many": line.many}
+        actions = [one._asdict() for one in line.actions]
+        refusals = None
+        if line.kind != "away":
+            found = await self._service.refusals()
+            refusals = {**found._asdict(), "rows": [row._asdict() for row in found.rows]}
+        return {"kind": line.kind, "text": line.text, "values": values, "actions": actions, "refusals": refusals}
+
+    async def read_client(self, key: str) -> dict[str, Any]:
+        """Return the ban, the windows and the latest refusals of a client, and what was not looked at."""
+        found = await client_of(self._service, key)
+        ban = None
+        if found["ban"] is not None:
+            ban = row_of_ban(found["ban"])
+        return {
+            "key": found["key"],
+            "ban": ban,
+            "windows": [row_of_window(window) for window in found["windows"]],
+            "not_looked_at": found["unseen"],
+            "refusals": [_event(event) for event in found["refusals"]],
+        }
+
+    async def read_bans(self, q: str = "") -> dict[str, Any]:
+        """Return the newest 1,000 bans that contain a text, and how many there are."""
+        found = await self._service.bans(q)
+        bans = [row_of_ban(ban) for ban in found.newest]
+        return {"bans": bans, "matching": found.matching, "total": found.total}
+
+    async def read_limits(self) -> dict[str, Any]:
+        """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""
+        changes = {one.name: row_of_change(one) for one in await self._service.overrides()}
+        rows = []
+        for row in limit_rows(self._limiter, await self._service.overrides()):
+            limit, amount, change = row.limit, None, None
+            if limit.changeable:
+                amount = limit.limit.amount
+            if row.change is not None:
+                change = changes[limit.name]
+            texts = {"limit": row.in_force, "configured": row.configured}
+            about = {**named(limit, "name", "rule", "shadow"), "changeable": row.is_changeable}
+            rows.append({**about, **texts, "amount": amount, "change": change})
+        return {"limits": rows, "off": changes.get("*")}
+
+    async def read_history(self) -> dict[str, Any]:
+        """Return the latest 200 bans and changes by hand and by commands, the last one first."""
+        return {"history": [row_of_action(one) for one in await self._service.history()]}
+
+    async def read_rules(self) -> dict[str, Any]:
+        """Return the rules that workers have published, and what other workers enforce in place of them."""
+        return {"rules": [row._asdict() for row in rule_rows(await self._service.published())]}
+
+    # -- change --------------------------------------------------------------------------------------------------------
+
+    async def ban(
+        self, key: str, duration: str, *, value: str | None = None, reason: str = "", anyway: str = "", by: str
+    ) -> dict[str, Any]:
+        """Ban an address, a network or a key, or replace its ban.
+
+        A key that no worker reads is banned only if `anyway` is any text.
+        """
+        target = key_of(key, value)
+        check_key(key)
+        name = self._limiter.key_for(target)
+        readers = await readers_of(self._limiter, name)
+        if not anyway:
+            check_read(readers, name, 'send anyway with the text "yes"')
+        ban = await self._limiter.ban(target, duration, reason=reason, by=by)
+        self._service.forget()
+        return row_of_ban(ban, readers.scope)
+
+    async def unban(self, key: str, *, by: str) -> dict[str, Any]:
+        """Lift the ban of a key, and delete its strikes.
+
+        Raises:
+            HTTPException: There is nothing to lift.
+        """
+        target = key_of(key)
+        if not await self._limiter.unban(target, by=by):
+            raise HTTPException(404, f"{key!a} has no ban and no strikes.")
+        self._service.forget()
+        return {"key": self._limiter.key_for(target)}
+
+    async def change(self, name: str, limit: str, duration: str, *, reason: str = "", by: str) -> dict[str, Any]:
+        """Change the amount of a limit for a while; `limit` is its text, or the amount alone.
+
+        The name ``*`` with the limit ``off`` switches all workers off.
+        """
+        amount = limit.strip()
+        if amount.isdecimal():
+            changeable = {one.name: one for one in self._limiter.limits() if one.changeable}
+            if name in changeable:
+                limit = changeable[name].with_amount(amount)
+        changed = row_of_change(await self._limiter.override(name, limit, duration, reason=reason, by=by))
+        self._service.forget()
+        return changed
+
+    async def restore(self, name: str, *, by: str) -> dict[str, Any]:
+        """Give a limit its configured amount again.
+
+        Raises:
+            HTTPException: The limit is not changed.
+        """
+        if not await self._limiter.restore(name, by=by):
+            raise HTTPException(404, f"{name!a} is not the name of a changed limit.")
+        self._service.forget()
+        return {"name": name}
+
+
+def _counts(traffic: Traffic) -> dict[str, Any]:
+    times = {}
+    for name in ("p50", "p95", "p99"):
+        time_us = getattr(traffic, f"{name}_us")
+        times[f"{name}_ms"] = None if time_us is None else time_us / 1_000
+    return {**named(traffic, *COUNTS, "limited"), **times}
+
+
+def _event(event: LoggedEvent) -> dict[str, Any]:
+    details = {**dict.fromkeys(_DETAILS, ""), **event.details}
+    return {"at": event.time_us / 1_000_000, **named(event, "kind", "message", "worker"), "details": details}

@@ -1,0 +1,216 @@
+"""The line on top of the page: one of four, computed from the rows below it alone.
+
+    off, away    the limits are off, or the store is away, and what that means now
+    calm         nobody was refused in the last five minutes, or nobody who is not banned by now
+    one          one client has more than half of the refusals
+    several      how many clients were refused, and which rule refused most
+
+Whoever is banned by now is not blamed again: what is left is said of the others. A ban is offered only of a client that
+nothing shows to be many people.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ... import Networks
+from ...core.addresses import network_of
+from ...limiter import Publication
+from ..kinds import EVERYONE
+from ..statistics import ClientTraffic
+from .texts import count, share
+
+MIN_REFUSALS: Final = 20
+"""So many refusals are no accident."""
+MANY_KEYS: Final = 3
+"""With so many users, cookies or API keys an address is that of several people."""
+ONE_CLIENT: Final = {4: 1, 6: 2**64}
+"""How many addresses one client has, by their version; a larger network is one of many."""
+_OWN_IPV4: Final = ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16")
+OWN: Final = Networks([*_OWN_IPV4, "::1/128", "fc00::/7", "fe80::/10"])
+"""The addresses that only an own network has; `is_private` of `ipaddress` also knows those of examples."""
+MEANWHILE: Final = {
+    "local": "each worker counts alone",
+    "allow": "requests pass uncounted",
+    "deny": "requests are refused",
+}
+"""What happens while the store is away, by `on_error`."""
+
+
+class ClientRow(NamedTuple):
+    """A client, or a key of another kind.
+
+    Attributes:
+        key: The client.
+        rule: What refused it last: a rule, a list, or the maker of a ban; else the rule that counted it last.
+        limits: The limits of the rule that it met, with the amounts in force for it.
+        refused: How many of its requests were refused.
+        requests: How many requests it sent.
+        is_banned: Whether it is banned by now.
+        many: What shows that many people stand behind it; empty if nothing does.
+    """
+
+    key: str
+    rule: str
+    limits: str
+    refused: int
+    requests: int
+    is_banned: bool
+    many: str
+
+
+class Refusals(NamedTuple):
+    """Who was refused in the last five minutes.
+
+    Attributes:
+        rows: The clients, those first that were refused most.
+        clients: How many of them are not banned.
+        whole: How many refusals there were but those of clients that are banned by now.
+        rule: What refused most of these; empty if there are none.
+    """
+
+    rows: Sequence[ClientRow]
+    clients: int
+    whole: int
+    rule: str
+
+
+class Proposal(NamedTuple):
+    """Something that an operator may do.
+
+    Attributes:
+        does: ``ban`` or ``look`` at a client, ``open`` a rule, or ``raise`` a limit.
+        target: The client, the rule, or the name of the limit; empty to look at all clients.
+        limit: The limit in place of the present one; empty for other actions.
+    """
+
+    does: str
+    target: str
+    limit: str = ""
+
+
+class Line(NamedTuple):
+    """What an operator should know first.
+
+    Attributes:
+        kind: ``off``, ``away``, ``calm``, ``one`` or ``several``.
+        text: The line.
+        client: The client that it names; empty for none.
+        rule: The rule that refused.
+        many: What shows that many people stand behind the client.
+        actions: What can be done, the first one first.
+    """
+
+    kind: str
+    text: str
+    client: str = ""
+    rule: str = ""
+    many: str = ""
+    actions: tuple[Proposal, ...] = ()
+
+
+def row_of(one: ClientTraffic, *, is_banned: bool, many: str = "") -> ClientRow:
+    """Return the row of a client, given what is not in its counts."""
+    rule = one.rule
+    if one.banned and not one.limits:  # only a limit that refused has these
+        rule = f"ban of {rule}"
+    return ClientRow(one.key, rule, one.limits, one.refused, one.requests, is_banned, many)
+
+
+def refusals_of(
+    clients: Iterable[ClientTraffic], refused: int, banned: Collection[str], many: Callable[[ClientTraffic], str]
+) -> Refusals:
+    """Return who was refused.
+
+    Args:
+        clients: The clients that were refused, as statistics have them.
+        refused: How many requests were refused in the same time.
+        banned: Those of the clients that are banned by now.
+        many: Returns what shows that many people stand behind a client.
+    """
+    rows = []
+    by_rule = Counter[str]()
+    of_banned = 0
+    for one in sorted(clients, key=lambda one: (-one.refused, one.key)):
+        row = row_of(one, is_banned=one.key in banned, many=many(one))
+        rows.append(row)
+        if row.is_banned:
+            of_banned += row.refused
+        else:
+            by_rule[row.rule] += row.refused
+    # Workers write both counts one after the other: a read between may see a refusal in one of them alone.
+    whole = max(refused - of_banned, by_rule.total())
+    rule = max(by_rule, key=lambda name: (by_rule[name], name), default="")
+    return Refusals(rows, sum(not row.is_banned for row in rows), whole, rule)
+
+
+def line_of(refusals: Refusals) -> Line:
+    """Return the line about who was refused."""
+    left = [row for row in refusals.rows if not row.is_banned]
+    if not left and not refusals.rows:
+        return Line("calm", "Nobody was refused in the last five minutes")
+    if not left:
+        return Line("calm", "Nobody who is not banned by now was refused in the last five minutes")
+    first = left[0]
+    if refusals.whole >= MIN_REFUSALS and first.refused > refusals.whole / 2:
+        return _line_of_one(first, refusals.whole)
+    text = f"{count(refusals.clients)} clients were refused, most by {refusals.rule}"
+    if refusals.clients == 1:
+        text = f"1 client was refused, by {refusals.rule}"
+    look = Proposal("look", "")
+    if any(row.limits for row in left if row.rule == refusals.rule):  # else it is a list or a ban
+        look = Proposal("open", refusals.rule)
+    return Line("several", text, rule=refusals.rule, actions=(look,))
+
+
+def _line_of_one(row: ClientRow, whole: int) -> Line:
+    text = f"{row.key} has {share(row.refused, whole)} of {count(whole)} refusals"
+    look = Proposal("look", row.key)
+    if row.many:
+        return Line("one", f"{text}, and stands for many: {row.many}", row.key, row.rule, row.many, (look,))
+    return Line("one", text, row.key, row.rule, actions=(Proposal("ban", row.key), look))
+
+
+def stands_for(one: ClientTraffic, kinds: Mapping[str, str], proxies: Collection[Networks]) -> str:
+    """Return what shows that many people stand behind a client; empty if nothing does.
+
+    Args:
+        one: The client.
+        kinds: The kind of key that each rule reads, by its label.
+        proxies: The networks of trusted proxies.
+    """
+    if kinds.get(one.rule) == EVERYONE:
+        return f"{one.rule} counts all clients together"
+    if len(one.others) >= MANY_KEYS:
+        return "several users, cookies or API keys came from it"
+    network = network_of(one.key)
+    if network is not None:
+        return _of_network(network, proxies)
+    if one.key == "unknown-peer" or one.key.startswith("peer:"):
+        return "its requests came without an address, perhaps from a proxy"
+    if one.key == EVERYONE or one.key.startswith("asn:"):
+        return "all of its clients are counted together"
+    return ""
+
+
+def _of_network(network: tuple[int, int, int], proxies: Collection[Networks]) -> str:
+    version, first, last = network
+    if last - first + 1 > ONE_CLIENT[version]:
+        return "all addresses of this network are counted together"
+    if any(one.overlaps(version, first, last) for one in proxies):
+        return "it is a trusted proxy"
+    if OWN.overlaps(version, first, last):
+        return "it is an address of your own network, perhaps a proxy's"
+    return ""
+
+
+def kinds_of(published: Sequence[Publication]) -> dict[str, str]:
+    """Return the kind of key that each rule reads; of a name that two rules have, nothing is known."""
+    kinds: dict[str, str] = {}
+    for one in published:
+        for rule in one.text.rules:
+            if kinds.setdefault(rule.rule, rule.key) != rule.key:
+                kinds[rule.rule] = ""
+    return kinds
