@@ -168,7 +168,6 @@ def test_short_words_in_tables_are_not_broken_and_no_page_is_wider_than_the_wind
     for view in (*VIEWS, "?only=shadow"):
         page = opened(site, TOKEN, view, viewport={"width": width, "height": 900})
         expect(page.locator("#state")).to_have_text("Live")
-        page.evaluate("for (const one of document.querySelectorAll('figure details')) one.remove()")  # it scrolls
         assert page.evaluate(BROKEN) == [], view
         assert page.evaluate("document.documentElement.scrollWidth") <= width, view
         page.context.close()
@@ -199,10 +198,10 @@ def test_what_shadow_rules_would_have_refused_is_shown_on_a_phone(site: Site, op
 def test_every_value_of_a_table_has_its_label_on_a_phone(site: Site, opened: OpenPage) -> None:
     for view in VIEWS:
         desk, phone = [opened(site, TOKEN, view, viewport={"width": width, "height": 812}) for width in (1280, 375)]
-        heads = desk.locator("main table:not(.plain) thead th:not(:first-child)").all_inner_texts()
+        heads = desk.locator("main table thead th:not(:first-child)").all_inner_texts()
         labels = phone.locator("main td[data-label]").evaluate_all("cells => cells.map((cell) => cell.dataset.label)")
-        shown = phone.locator("main table:not(.plain) thead th:visible").all_inner_texts()
-        left_out = phone.locator("main table:not(.plain) thead th.wide").all_text_contents()
+        shown = phone.locator("main table thead th:visible").all_inner_texts()
+        left_out = phone.locator("main table thead th.wide").all_text_contents()
         assert {*labels} <= {*heads}
         assert {*heads} - {*labels} - {*shown} - {*left_out} <= {"Action"}
         assert not phone.locator("main td.wide:visible").count()
@@ -270,13 +269,12 @@ def test_refresh_leaves_rows_fields_open_details_and_a_selection_alone(site: Sit
     expect(page.locator("#state")).to_have_text("Live")
     expect(row).not_to_have_text(before)
 
-    # A table that is open stays open, and its values go on.
-    page = opened(site, TOKEN)
-    page.locator("figure summary").first.click()
-    newest = page.locator("figure tbody th").first
-    first = newest.inner_text()
-    expect(newest).not_to_have_text(first)
-    expect(page.locator("figure details").first).to_have_attribute("open", "")
+    # A form that is open stays open.
+    page = opened(site, TOKEN, "bans")
+    page.get_by_text("Ban…", exact=True).click()
+    for _ in range(2):
+        page.wait_for_event("response", lambda response: response.url.endswith("/bans"))
+    expect(page.locator("main .pop[open]")).to_have_count(1)
 
 
 def test_times_are_those_of_the_reader(site: Site, opened: OpenPage) -> None:
@@ -290,15 +288,14 @@ def test_times_are_those_of_the_reader(site: Site, opened: OpenPage) -> None:
     assert not re.search(r"\dT\d", page.locator("main").inner_text()), "no text has a time in UTC"
     page = opened(site, TOKEN, **zone)
     expect(page.locator("#state")).to_have_text("Live")
-    figure = page.locator("figure").first
-    title, cell, start = figure.evaluate(
-        """one => [
-            one.querySelector("title").textContent.slice(0, 8),
-            [...one.querySelectorAll("tbody th")].at(-1).textContent,
-            new Date(one.dataset.start * 1000).toLocaleTimeString("sv"),
-        ]"""  # in one step, because a refresh may come between two
+    times = page.locator("figure [data-at]").evaluate_all(  # in one step, because a refresh may come between two
+        """labels => labels.map((label) => [
+            label.textContent,
+            new Date(label.dataset.at * 1000).toLocaleTimeString("sv").slice(0, 5),
+        ])"""
     )
-    assert title == cell == start
+    assert times
+    assert [text for text, _ in times] == [own for _, own in times]
 
 
 def test_what_is_told_after_a_change_leaves_the_address_at_once_and_then_the_page(site: Site, opened: OpenPage) -> None:
@@ -388,7 +385,7 @@ def test_operator_watches_a_flood_and_bans_its_client(sites: list[Site], opened:
     tab(page, "Now").click()
     expect(everybody.nth(0)).to_have_text(str(AMOUNT))
     expect(everybody.nth(1)).to_have_text(str(statuses.count(429)))
-    expect(row(page, "Refused most", CLIENT)).to_contain_text(f"{AMOUNT} / {AMOUNT}")
+    expect(row(page, "Refused most", CLIENT)).to_contain_text("everybody")
 
     # The ban applies to the next request, in every worker.
     page.get_by_role("link", name="Look at the client").click()
@@ -410,34 +407,34 @@ def test_operator_watches_a_flood_and_bans_its_client(sites: list[Site], opened:
 
 
 @pytest.mark.parametrize("java_script", [True, False])
-def test_from_the_sentence_to_the_ban_its_end_the_raised_limit_and_the_client_in_one_click_each(
+def test_from_the_line_to_the_client_its_ban_and_a_raised_limit_in_one_click_each(
     java_script: bool, opened: OpenPage
 ) -> None:
     with served() as (site,):
         assert set(site.flood(CLIENT, 5 * AMOUNT + 50)) == {200, 429}
         page = opened(site, TOKEN, java_script_enabled=java_script)
-        sentence = page.get_by_role("region", name="The last five minutes")
-        expect(sentence).to_contain_text(
-            re.compile(rf"everybody refuses \d\d %: (\d+) of \1 refusals are {CLIENT}, since")
-        )
-        expect(sentence).to_contain_text("which goes on: 30 of its requests passed")
-        expect(sentence).to_contain_text("This worker alone: the store is in memory.")
-        sentence.get_by_role("button", name="Ban for 1 h").click()
-        expect(sentence).to_contain_text(f"{CLIENT}, which is banned")
-        assert site.ask(CLIENT) == REFUSED_BY_BAN
-        sentence.get_by_role("button", name="Unban").click()
-        expect(sentence).to_contain_text("which goes on")
-        assert site.ask(CLIENT) == 429
-        sentence.get_by_role("button", name=f"Raise to {2 * AMOUNT}/10m for 1 h").click()
-        expect(page.get_by_text("The change is made")).to_be_visible()
-        until(lambda: site.ask(CLIENT) == 200, "the limit is raised")
-        sentence.get_by_role("link", name="Look at the client").click()
+        line = page.get_by_role("region", name="The last five minutes")
+        expect(line).to_contain_text(f"{CLIENT} has 100 % of 170 refusals. This worker alone: the store is in memory.")
+        expect(row(page, "Refused most", CLIENT)).to_contain_text("everybody")
+        line.get_by_role("link", name="Look at the client").click()
         expect(page.get_by_role("heading", name=CLIENT)).to_be_visible()
         page.go_back()
-        sentence.get_by_role("link", name="everybody").click()
-        expect(page.get_by_role("heading", name="Rule everybody")).to_be_visible()
-        amounts = page.get_by_role("table", name=re.compile(f"^What other amounts of {2 * AMOUNT}.10m"))
-        expect(amounts.get_by_role("row").filter(has_text="In force")).to_contain_text(str(2 * AMOUNT))
+        line.get_by_role("button", name="Ban for 1 h").click()
+        expect(line).to_contain_text("Nobody who is not banned by now was refused")
+        expect(row(page, "Refused most", CLIENT)).to_contain_text("Banned")
+        assert site.ask(CLIENT) == REFUSED_BY_BAN
+
+        # An address of one's own network may be a proxy's: its ban is not offered.
+        proxy = "10.0.0.7"
+        assert set(site.flood(proxy, 5 * AMOUNT)) == {200, 429}
+        page.goto(site.dashboard)
+        expect(line).to_contain_text(f"{proxy} has 100 % of 120 refusals, and stands for many: it is an address of")
+        expect(line.get_by_role("button", name="Ban")).to_have_count(0)
+        line.get_by_role("button", name=f"Raise to {2 * AMOUNT}/10m for 1 h").click()
+        expect(page.get_by_text("The change is made")).to_be_visible()
+        until(lambda: site.ask(proxy) == 200, "the limit is raised")
+        row(page, "Rules", "everybody").get_by_role("link").click()
+        expect(page.get_by_role("heading", name=f"Rule everybody {2 * AMOUNT}/10m")).to_be_visible()
         expect(row(page, "Clients", CLIENT)).to_be_visible()
         page.context.close()  # before the server ends
 
@@ -481,8 +478,6 @@ def test_all_of_it_works_without_scripts_and_a_page_with_them_says_that_its_serv
         assert site.ask(CLIENT, "/reports", **key) == 200
         page = opened(site, TOKEN, java_script_enabled=False)
         expect(row(page, "Rules", "reports").get_by_role("cell").nth(0)).to_have_text("1")
-        page.locator("figure").first.get_by_text("As a table").click()
-        expect(page.get_by_role("region", name="Requests per second, as a table")).to_be_visible()
 
         tab(page, "Clients").click()
         page.get_by_role("combobox", name="By").select_option("Header value")

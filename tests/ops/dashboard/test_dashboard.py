@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import Message
 
-from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, SlidegateError, client_ip
+from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule, SlidegateError, client_ip
 from slidegate.core import Ban, parse_duration_us
 from slidegate.core.bans.rows import HEADER
 from slidegate.core.errors import StoreUnavailable
@@ -587,7 +587,6 @@ async def test_limits_of_one_name_and_bans_of_one_key_are_rows_of_their_own(site
 # -- charts are well-formed, stay inside their place, and show the numbers that they are made of -----------------------
 
 
-SERIES = {"s0": "passed", "s1": "limited", "s2": "banned", "s3": "blocked"}
 STEPS = st.lists(
     st.builds(
         lambda passed, limited, banned, blocked: Traffic(
@@ -595,6 +594,7 @@ STEPS = st.lists(
         ),
         *[st.integers(0, 10**9)] * 4,
     ),
+    min_size=1,
     max_size=80,
 )
 STEP_S = st.sampled_from([5.0, 60.0, 300.0, 1_200.0])
@@ -603,7 +603,10 @@ STEP_S = st.sampled_from([5.0, 60.0, 300.0, 1_200.0])
 def counts(steps: list[Traffic], step_s: float = 5.0) -> chart.Counts:
     start_at = 1_800_000_000.0
     at = start_at + step_s * (len(steps) - 0.5)
-    return chart.Counts("", Stats(int(step_s * 1e6), 0, Traffic(), {}, {}, steps, []), start_at, at)
+    return chart.Counts("5m", Stats(int(step_s * 1e6), 0, Traffic(), {}, {}, steps, []), start_at, at)
+
+
+SECONDS = {"second": 1, "minute": 60, "hour": 3_600}
 
 
 def points(path: str) -> list[tuple[float, float]]:
@@ -628,7 +631,7 @@ def test_curve_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the
     done = steps[:-1] if step_s == 5.0 else steps
     marks = [chart.Mark(1_800_000_000 + number * step_s, "ban") for number in (-1, 0, 0.5, 200)]
     curve, tops = chart.curve_of(counts(steps, step_s), marks), dict[str, list[float]]()
-    _, lines, (wide, high), labels = drawn(curve)
+    _, lines, (wide, high), _ = drawn(curve)
     assert wide == max(len(done), 1)
     for path in lines.iter("path"):
         for x, y in points(path.attrib["d"]):
@@ -637,10 +640,8 @@ def test_curve_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the
         if path.attrib["class"].startswith("line"):
             tops[path.attrib["class"].split()[1]] = [y for _, y in points(path.attrib["d"])]
     assert len([one for one in lines.iter("path") if one.attrib["class"] == "mark ban"]) == bool(done)
-    assert len([*labels.iter("text")]) <= chart.MAX_TICKS
     assert "nan" not in curve.drawing
-    series = [name for name, count in SERIES.items() if name == "s0" or any(getattr(step, count) for step in done)]
-    assert [kind for kind, _ in curve.legend] == [*series, *["ban"] * bool(done)]
+    series = ["s0"] + [f"s{n}" for n in (1, 2, 3) if any(getattr(step, chart.SERIES[n]) for step in done)]
     assert {*tops} == ({*series} if done else set())
     for below, above in pairwise(tops[name] for name in series if done):
         assert all(high <= low + 0.01 for low, high in zip(below, above, strict=True))
@@ -659,7 +660,7 @@ async def test_curve_of_any_window_shows_all_requests_that_its_tile_counts(
     found = await Service(site.limiter).counts(window)
     step_s = found.stats.step_us / 1_000_000
     ticks, lines, (_, high), _ = drawn(curve := chart.curve_of(found, []))
-    unit_s = {"second": 1, "minute": 60, "hour": 3_600}[curve.title.removeprefix("Requests per ")]
+    unit_s = SECONDS[curve.unit]
     (line,) = [path for path in lines.iter("path") if path.attrib["class"] == "line s0"]
     running_s = found.at - found.start_at - step_s * (len(found.stats.steps) - 1)
     lengths_s = [step_s] * (len(found.stats.steps) - 1) + [min(max(running_s, EVERY_S), step_s)] * (step_s > EVERY_S)
@@ -674,11 +675,22 @@ async def test_curve_of_any_window_shows_all_requests_that_its_tile_counts(
 def test_axis_has_round_steps_and_reaches_the_largest_value(most: int) -> None:
     curve = chart.curve_of(counts([Traffic(passed=most)] * 2), [])
     ticks, _, _, _ = drawn(curve)
-    unit_s = {"second": 1, "minute": 60, "hour": 3_600}[curve.title.removeprefix("Requests per ")]
-    assert 2 <= len(ticks) <= 6
-    assert ticks[0] == 0
-    assert ticks[-1] >= most / 5 * unit_s * 0.99999
-    assert f"{ticks[1]:.0e}"[0] in "125"
+    unit_s = SECONDS[curve.unit]
+    assert ticks == [0, ticks[2] / 2, ticks[2]]
+    assert most / 5 * unit_s * 0.99999 <= ticks[2] <= most / 5 * unit_s * 2.00001
+    assert f"{ticks[1]:.1e}"[:3] in ("5.0", "1.0", "2.0", "3.0", "4.0")
+
+
+async def test_bans_and_changes_are_marked_once_whoever_made_them(site: Site) -> None:
+    policy = BanPolicy("1/1m", "1h", name="abuse")
+    await site.limiter.ban("192.0.2.7", "1h")
+    await site.limiter.strike("192.0.2.8", policy)
+    await site.limiter.override("all", "30/minute", "1h")
+    await site.limiter.restore("all")
+    await site.limiter.unban("192.0.2.7")
+    service = Service(site.limiter)
+    marks = chart.marks_of(await service.history(), await service.events())
+    assert sorted(one.kind for one in marks) == ["ban", "ban", "change", "change"]
 
 
 @given(st.integers(1, 10**9), st.integers(0, 2 * 10**9))

@@ -164,14 +164,10 @@ class Api:
         changes = {one.name: row_of_change(one) for one in await self._service.overrides()}
         rows = []
         for row in limit_rows(self._limiter, await self._service.overrides()):
-            limit, amount, change = row.limit, None, None
-            if limit.changeable:
-                amount = limit.limit.amount
+            change = None
             if row.change is not None:
-                change = changes[limit.name]
-            texts = {"limit": row.in_force, "configured": row.configured}
-            about = {**named(limit, "name", "rule", "shadow"), "changeable": row.is_changeable}
-            rows.append({**about, **texts, "amount": amount, "change": change})
+                change = changes[row.name]
+            rows.append({**row._asdict(), "change": change})
         return {"limits": rows, "off": changes.get("*")}
 
     async def read_history(self) -> dict[str, Any]:

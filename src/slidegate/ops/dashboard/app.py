@@ -26,7 +26,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from ... import ConfigurationError, Limiter
-from ...core.arguments import check_flag, names_checked
+from ...core.arguments import names_checked
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, escaped, logger
 from ...core.passwords import Hidden, revealed
@@ -88,7 +88,7 @@ class Dashboard:
         self._digest: bytes | None = None
         if token is not None:
             self._digest = _digest(_checked_token(token))
-        self._changes = check_flag("Dashboard: changes", changes)
+        self._changes = changes
         service = Service(limiter)
         self._api = Api(service)
         self._page = Page(service, self._api, changes=changes)

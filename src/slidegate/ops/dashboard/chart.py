@@ -5,10 +5,10 @@ The drawing stretches to the width of its place; texts are in drawings of their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from math import ceil, floor, log10
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
@@ -16,18 +16,18 @@ from ...limiter import Action
 from ..statistics import EVERY_S, LoggedEvent, Stats, Traffic
 
 HEIGHT: Final = 150
-MAX_TICKS: Final = 5
 MAX_POINTS: Final = 72
 """How many steps a window has at most."""
-SERIES: Final = {"passed": "passed", "limited": "limited", "by bans": "banned", "by lists": "blocked"}
-"""The series from the lowest to the highest, and their counts."""
-_APART_S: Final = (10, 15, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600, 86_400)
-"""The distances of labels on the time axis."""
+SERIES: Final = ("passed", "limited", "banned", "blocked")
+"""The counts that are drawn, from the lowest to the highest; the class of the n-th is ``s`` and n."""
+_APART_S: Final = {"5m": 60, "1h": 900, "6h": 7_200, "24h": 21_600}
+"""The distance of labels on the time axis, by window."""
+_TOPS: Final = (1, 2, 4, 6, 8, 10)
+"""What the top of the axis of values may be, times a power of ten: half of it is a round number, too."""
 _BESIDE: Final = {"ban": 0.3, "change": 0.7}
 """Where in its step a mark of each kind is, so that both are seen."""
 _KINDS: Final = {"ban": "ban", "override": "change", "restore": "change"}
 """The marks of what operators do."""
-Line: TypeAlias = Sequence[float]
 
 
 class Counts(NamedTuple):
@@ -64,16 +64,14 @@ class Mark(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A curve with its legend.
+    """A curve.
 
     Attributes:
-        title: What is drawn, with the unit.
-        legend: The class and the name of each series and mark that is drawn.
+        unit: The unit of time of its rates.
         drawing: The SVG.
     """
 
-    title: str
-    legend: list[tuple[str, str]]
+    unit: str
     drawing: Markup
 
 
@@ -110,133 +108,90 @@ def marks_of(history: Iterable[Action], events: Iterable[LoggedEvent]) -> list[M
 
 def curve_of(counts: Counts, marks: Iterable[Mark]) -> Curve:
     """Return the curve of some counts, with what happened in their time."""
-    _, stats, start_at, at = counts
-    step_s = stats.step_us / 1_000_000
-    lengths_s = _lengths_s(len(stats.steps), step_s, at - start_at)
-    lines = _stacked(stats, lengths_s)
-    unit, unit_s = _unit_of(lines)
-    lines = [[value * unit_s for value in line] for line in lines]
-    axis = _axis_of(lines)
-    steps = len(lengths_s)
-    areas, legend = "", []
-    for number, (name, count) in enumerate(SERIES.items()):
-        if number == 0 or any(getattr(step, count) for step in stats.steps[:steps]):
-            areas = _area(f"s{number}", lines[number], axis) + areas  # the lower ones are drawn last
-            legend.append((f"s{number}", name))
-    by_step = {(int((one.at - start_at) // step_s), one.kind) for one in marks}
-    drawn = [(step, kind) for step, kind in sorted(by_step) if 0 <= step < steps]
-    legend += [(kind, kind) for kind in sorted({kind for _, kind in drawn})]
-    lines_of_marks = [f'<path class="mark {kind}" d="M{step + _BESIDE[kind]} 0V{HEIGHT}"/>' for step, kind in drawn]
-    title = f"Requests per {unit}"
-    lines_svg = (
-        f'<svg class="lines" viewBox="0 0 {max(steps, 1)} {HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{title}">{_grid(axis, steps)}{areas}{"".join(lines_of_marks)}</svg>'
+    step_s = counts.stats.step_us / 1_000_000
+    rates = _stacked(counts.stats.steps, _lengths_s(counts, step_s))
+    unit, unit_s = _unit_of(max(rates[-1], default=0))
+    top = _top_of(max(rates[-1], default=0) * unit_s)
+    steps = max(len(rates[0]), 1)
+    parts = [f'<path class="grid" d="M0 {_y(share)}h{steps}"/>' for share in (0, 0.5, 1)]
+    for number in reversed(range(len(SERIES))):  # the lower ones are drawn last
+        if number == 0 or rates[number] != rates[number - 1]:
+            parts.append(_area(f"s{number}", [rate * unit_s / top for rate in rates[number]]))
+    by_step = {(int((one.at - counts.start_at) // step_s), one.kind) for one in marks}
+    for step, kind in sorted(by_step):
+        if 0 <= step < len(rates[0]):
+            parts.append(f'<path class="mark {kind}" d="M{step + _BESIDE[kind]} 0V{HEIGHT}"/>')
+    drawing = (
+        f'<svg class="ys" aria-hidden="true">{"".join(_value_labels(top))}</svg>'
+        f'<svg class="lines" viewBox="0 0 {steps} {HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="Requests per {unit}">{"".join(parts)}</svg>'
+        f'<svg class="xs" aria-hidden="true">{"".join(_time_labels(counts, step_s * steps))}</svg>'
     )
-    labels = _time_labels(start_at, step_s * max(steps, 1))
-    return Curve(title, legend, Markup(_value_labels(axis) + lines_svg + labels))
+    return Curve(unit, Markup(drawing))
 
 
-def _lengths_s(steps: int, step_s: float, whole_s: float) -> list[float]:
+def _lengths_s(counts: Counts, step_s: float) -> list[float]:
     """Return for how long each step that is drawn was counted; the last one is still running.
 
     Workers write every five seconds. A running step of five seconds is left out, because most of it is not written yet.
     """
-    done = [step_s] * (steps - 1)
-    if steps and step_s > EVERY_S:
-        running_s = whole_s - step_s * (steps - 1)
-        done.append(min(max(running_s, EVERY_S), step_s))
-    return done
+    done = [step_s] * (len(counts.stats.steps) - 1)
+    if step_s == EVERY_S:
+        return done
+    running_s = counts.at - counts.start_at - sum(done)
+    return [*done, min(max(running_s, EVERY_S), step_s)]
 
 
-def _stacked(stats: Stats, lengths_s: Sequence[float]) -> list[Line]:
-    """Return the rate of each series by step, on top of those before it."""
-    lines: list[Line] = []
+def _stacked(steps: Sequence[Traffic], lengths_s: Sequence[float]) -> list[list[float]]:
+    """Return the rates of each series by step, on top of those before it."""
+    lines = []
     below = [0.0] * len(lengths_s)
-    for count in SERIES.values():
-        counts = [getattr(step, count) for step in stats.steps]
-        below = [low + one / length_s for low, one, length_s in zip(below, counts, lengths_s, strict=False)]
-        lines.append(below)
+    for count in SERIES:
+        for place, length_s in enumerate(lengths_s):
+            below[place] += getattr(steps[place], count) / length_s
+        lines.append([*below])
     return lines
 
 
-def _unit_of(lines: Sequence[Line]) -> tuple[str, int]:
-    """Return the first unit in which the largest rate is 1 or more; of no requests at all the first one."""
-    most = max(lines[-1], default=0) or 1
-    for unit, unit_s in (("second", 1), ("minute", 60)):
-        if most * unit_s >= 1:
-            return unit, unit_s
+def _unit_of(rate: float) -> tuple[str, int]:
+    """Return the first unit in which something happens once, with its seconds."""
+    if not rate or rate >= 1:
+        return "second", 1
+    if rate >= 1 / 60:
+        return "minute", 60
     return "hour", 3_600
 
 
-def _area(name: str, line: Line, axis: _Axis) -> str:
-    points = [f"{step + 0.5} {_y(value, axis)}" for step, value in enumerate(line)]
+def _top_of(rate: float) -> float:
+    """Return the top of an axis that reaches a rate."""
+    power = 10.0 ** floor(log10(rate or 1))
+    return next(factor * power for factor in _TOPS if factor * power >= rate * 0.999999)
+
+
+def _y(share: float) -> str:
+    return f"{HEIGHT * (1 - share):.4g}"
+
+
+def _area(name: str, shares: Iterable[float]) -> str:
+    """Return the drawing of a series, given the shares of the axis that its values have."""
+    points = [f"{step + 0.5} {_y(share)}" for step, share in enumerate(shares)]
     if not points:
         return ""
     path = f"M{'L'.join(points)}h0"  # a lone value is a line of no length, which round ends make a dot
     return f'<path class="area {name}" d="{path}V{HEIGHT}H0.5z"/><path class="line {name}" d="{path}"/>'
 
 
-# -- the axes ----------------------------------------------------------------------------------------------------------
+def _value_labels(top: float) -> Iterator[str]:
+    for share in (0, 0.5, 1):
+        yield f'<text x="100%" y="{100 - 100 * share:g}%">{top * share:.6g}</text>'
 
 
-class _Axis(NamedTuple):
-    """The axis of values.
-
-    Attributes:
-        top: The value at its top.
-        tick: The distance of its ticks.
-    """
-
-    top: float
-    tick: float
-
-    def ticks(self) -> list[float]:
-        """Return the values at its ticks, from 0 to the top."""
-        return [number * self.tick for number in range(round(self.top / self.tick) + 1)]
-
-
-def _axis_of(lines: Sequence[Line]) -> _Axis:
-    """Return the axis for some lines: its ticks are 1, 2 or 5 times a power of ten apart, at most four times."""
-    most = max(lines[-1], default=0) or 1
-    least = most / 4
-    power = 10.0 ** floor(log10(least))
-    tick = 10 * power
-    for factor in (1, 2, 5):
-        if factor * power >= least * 0.999999:
-            tick = factor * power
-            break
-    return _Axis(ceil(most / tick - 1e-9) * tick, tick)
-
-
-def _y(value: float, axis: _Axis) -> str:
-    return f"{HEIGHT - HEIGHT * value / axis.top:.4g}"
-
-
-def _grid(axis: _Axis, steps: int) -> str:
-    lines = [f'<path class="grid" d="M0 {_y(value, axis)}h{max(steps, 1)}"/>' for value in axis.ticks()]
-    return "".join(lines)
-
-
-def _value_labels(axis: _Axis) -> str:
-    """Return the drawing of the labels of the axis of values."""
-    texts = []
-    for value in axis.ticks():
-        texts.append(f'<text x="100%" y="{100 - 100 * value / axis.top:.4g}%">{value:.6g}</text>')
-    return f'<svg class="ys" aria-hidden="true">{"".join(texts)}</svg>'
-
-
-def _time_labels(start_at: float, whole_s: float) -> str:
-    """Return the drawing of the labels of the time axis: round times, at most five, none of them at an edge."""
-    apart_s = next((one for one in _APART_S if whole_s / one <= MAX_TICKS), _APART_S[-1])
-    form = "%H:%M:%S"
-    if apart_s >= 60:
-        form = "%H:%M"
-    texts = []
-    at = ceil(start_at / apart_s) * apart_s
-    while at <= start_at + whole_s:
-        percent = 100 * (at - start_at) / whole_s
+def _time_labels(counts: Counts, whole_s: float) -> Iterator[str]:
+    """Yield the labels of round times, none of them at an edge."""
+    apart_s = _APART_S[counts.window]
+    at = ceil(counts.start_at / apart_s) * apart_s
+    while at <= counts.start_at + whole_s:
+        percent = 100 * (at - counts.start_at) / whole_s
         if 4 <= percent <= 96:
-            when = datetime.fromtimestamp(at, UTC)
-            texts.append(f'<text x="{percent:.4g}%" y="12" data-at="{at}">{when:{form}}</text>')
+            yield f'<text x="{percent:.4g}%" y="12" data-at="{at}">{datetime.fromtimestamp(at, UTC):%H:%M}</text>'
         at += apart_s
-    return f'<svg class="xs" aria-hidden="true">{"".join(texts)}</svg>'

@@ -18,7 +18,7 @@ from ..published_rules import RuleRow, rule_rows, unread_of
 from ..recent_events import WHO
 from ..rows import key_of, keys_of, windows_of
 from ..standing import other_keys_of, sentences_of
-from ..statistics import LoggedEvent, Ranking, Traffic, Worker
+from ..statistics import ClientTraffic, LoggedEvent, Ranking, Traffic, Worker
 from ..subjects import Subject
 from .chart import Counts, Curve, curve_of, marks_of
 from .line import ClientRow, Line, Refusals, kinds_of, row_of
@@ -35,8 +35,10 @@ BY_FUNCTION: Final = "by a function"
 _LATE: Final = "store_late"
 _OF_CLIENTS: Final = ("", ADDRESS, EVERYONE)
 """The kinds of keys of rules whose requests are counted by client; all others are counted by key."""
-_COLUMNS: Final = ("passed", "limited", "refused", "shadow_refused", "exceptions", "p50_us", "p95_us")
-"""By which counts rules and routes can be sorted."""
+_COUNTS: Final = ("passed", "limited", "refused", "shadow_refused", "exceptions", "p50_us", "p95_us")
+_BY_COUNTS: Final = tuple(f"traffic.{name}" for name in _COUNTS)
+_TEXTS: Final = ("name", "key", "reason", "by")
+"""The columns of texts; all others are numbers."""
 
 Query: TypeAlias = Mapping[str, str]
 T = TypeVar("T")
@@ -58,29 +60,27 @@ class Part(NamedTuple):
     traffic: Traffic
 
 
-class Member(NamedTuple):
-    """A client of a rule or a route, with its requests to that."""
-
-    key: str
-    passed: int
-    refused: int
-
-
 class LimitRow(NamedTuple):
     """A limit of this process.
 
     Attributes:
-        limit: The limit.
-        in_force: The limit in force, in words.
+        name: Its name in header fields.
+        rule: The label of its rule.
+        shadow: Whether the rule reports only.
+        changeable: Whether it can be changed: of equal names, one can.
+        limit: The limit in force, in words.
         configured: The limit in code.
-        is_changeable: Whether it can be changed: of equal names, one can.
+        amount: The amount in force; None if a function returns it.
         change: Its change; None for none.
     """
 
-    limit: Any
-    in_force: str
+    name: str
+    rule: str
+    shadow: bool
+    changeable: bool
+    limit: str
     configured: str
-    is_changeable: bool
+    amount: int | None
     change: Override | None
 
 
@@ -119,9 +119,10 @@ async def now(service: Service, query: Query) -> Now:
     rules = _rules(counts.stats.rules, service.limiter.limits(), query)
     routes = []
     if query.get("only") != "shadow":
-        routes = [Part(name, "", False, traffic) for name, traffic in counts.stats.routes.items()]
+        parts = [Part(name, "", False, traffic) for name, traffic in counts.stats.routes.items()]
+        routes = _ordered([one for one in parts if _is_sought(one.name, query)], query, "name", _BY_COUNTS)
     curve = curve_of(counts, marks_of(history, events))
-    return Now(line, alone, refusals, counts, curve, _shown(rules, query), _shown(routes, query))
+    return Now(line, alone, refusals, counts, curve, rules, routes)
 
 
 @dataclass(slots=True)
@@ -134,7 +135,7 @@ class OnePart:
     counts: Counts
     curve: Curve
     who: str
-    members: Sequence[Member]
+    members: Sequence[ClientTraffic]
     shadowed: Sequence[tuple[str, int]]
 
 
@@ -163,16 +164,14 @@ async def one_part(service: Service, query: Query) -> OnePart:
     )
 
 
-def _members(ranking: Ranking, rule: str, route: str) -> list[Member]:
+def _members(ranking: Ranking, rule: str, route: str) -> list[ClientTraffic]:
     """Return the clients of a rule or a route, those first that are refused most, then the busiest."""
     members = []
     for one in ranking.each():
-        member = Member(one.key, one.routes.get(route, 0), 0)
-        if rule:
-            member = Member(one.key, one.counted_by.get(rule, 0), one.refused_by.get(rule, 0))
-        if member.passed or member.refused:
-            members.append(member)
-    return sorted(members, key=lambda one: (-one.refused, -one.passed, one.key))[:MAX_ROWS]
+        passed, refused = one.counted_by.get(rule, one.routes.get(route, 0)), one.refused_by.get(rule, 0)
+        if passed or refused:
+            members.append((-refused, -passed, one.key, one))
+    return [one for *_, one in sorted(members)[:MAX_ROWS]]
 
 
 def _shadowed(events: Iterable[LoggedEvent], rule: str) -> list[tuple[str, int]]:
@@ -225,15 +224,14 @@ async def _client(service: Service, query: Query) -> Mapping[str, Any] | None:
 
 def _ranked(ranking: Ranking, bans: Bans, query: Query) -> list[ClientRow]:
     """Return the busiest and the most refused in the query's order; by refusals, only those that were refused."""
-    column = query.get("sort", "")
     first = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS])
     rows = []
     for one in first.each():
-        if column == "refused" and not one.refused:
+        if query.get("sort") == "refused" and not one.refused:
             continue
         if _is_sought(one.key, query):
             rows.append(row_of(one, is_banned=bans.refuse(one.key)))
-    return _sorted(rows, column, ("key", "refused", "requests"), "requests")
+    return _ordered(rows, query, "requests", ("key", "refused"))
 
 
 @dataclass(slots=True)
@@ -249,8 +247,7 @@ class AllBans:
 async def bans(service: Service, query: Query) -> AllBans:
     """Return the view of bans, changes and events."""
     found, history, events = await together(partial(service.bans, query.get("q", "")), service.history, service.events)
-    columns = ("key", "reason", "by", "level", "since_us", "until_us")
-    rows = _sorted(found.newest, query.get("sort", ""), columns, "since_us")
+    rows = _ordered(found.newest, query, "since_us", ("key", "reason", "by", "level", "until_us"))
     listed = [one for one in events if one.kind not in NO_EVENTS]
     return AllBans(found, rows[:MAX_ROWS], history, grouped(listed)[:MAX_ROWS])
 
@@ -315,10 +312,11 @@ def limit_rows(limiter: Limiter, overrides: Iterable[Override]) -> list[LimitRow
         change = changes.get(one.name)
         if change is not None and not one.takes(change.limit):
             change = None
-        configured = BY_FUNCTION
+        configured, amount = BY_FUNCTION, None
         if one.changeable:
-            configured = str(one.configured)
-        rows.append(LimitRow(one, _text_of(one), configured, last.get(one.name) is one, change))
+            configured, amount = str(one.configured), one.limit.amount
+        changeable = last.get(one.name) is one
+        rows.append(LimitRow(one.name, one.rule, one.shadow, changeable, _text_of(one), configured, amount, change))
     return rows
 
 
@@ -348,35 +346,20 @@ def _rules(counts: Mapping[str, Traffic], limits: Iterable[Any], query: Query) -
     for name in {*counts, *shadows}:
         traffic = counts.get(name) or Traffic()
         is_shadow = name in shadows or traffic.shadow_refused > 0
-        if is_shadow or query.get("only") != "shadow":
+        if _is_sought(name, query) and (is_shadow or query.get("only") != "shadow"):
             parts.append(Part(name, texts.get(name, ""), is_shadow, traffic))
-    return parts
-
-
-def _shown(parts: Iterable[Part], query: Query) -> list[Part]:
-    """Return those parts that the query asks for, in its order."""
-    column = query.get("sort", "")
-    rows = [one for one in parts if _is_sought(one.name, query)]
-    if column in _COLUMNS:
-        return sorted(rows, key=lambda one: (_sort_key(getattr(one.traffic, column)), one.name))
-    return sorted(rows, key=attrgetter("name"))
+    return _ordered(parts, query, "name", _BY_COUNTS)
 
 
 def _is_sought(name: str, query: Query) -> bool:
     return query.get("q", "").casefold() in name.casefold()
 
 
-def _sorted(rows: Iterable[T], column: str, columns: Sequence[str], by: str) -> list[T]:
-    """Return rows sorted by a column, if it is one of some, else by another."""
+def _ordered(rows: Iterable[T], query: Query, by: str, columns: Sequence[str] = ()) -> list[T]:
+    """Return rows sorted by the column that the query names, if it is one of some: texts upwards, numbers downwards."""
+    column = query.get("sort", by)
     if column not in columns:
         column = by
-    return sorted(rows, key=lambda row: _sort_key(getattr(row, column)))
-
-
-def _sort_key(value: object) -> tuple[int, float, str]:
-    """Return by what a value is sorted: numbers come first, downwards, then texts, upwards, then what has no value."""
-    if isinstance(value, int | float):
-        return 0, -value, ""
-    if isinstance(value, str):
-        return 1, 0, value.casefold()
-    return 2, 0, ""
+    if column in _TEXTS:
+        return sorted(rows, key=attrgetter(column))
+    return sorted(rows, key=lambda row: attrgetter(column)(row) or 0, reverse=True)

@@ -76,17 +76,9 @@ function update(kept, fresh) {
 
 // Shows times in the reader's time zone. The Swedish form is that of ISO 8601.
 function localize(part) {
-  const clock = (at, text) => new Date(at * 1000).toLocaleTimeString("sv").slice(0, text.match(/^[\d:]*/)[0].length);
-  const set = (node, at) => (node.textContent = node.textContent.replace(/^[\d:]+/, clock(at, node.textContent)));
-  for (const time of part.querySelectorAll("time")) {
-    const text = new Date(time.dateTime).toLocaleString("sv");
-    time.textContent = "clock" in time.dataset ? text.slice(11, 16) : text;
-  }
-  for (const tick of part.querySelectorAll("[data-at]")) set(tick, +tick.dataset.at);
-  for (const figure of part.querySelectorAll("[data-start]")) {
-    const at = (place) => +figure.dataset.start + place * figure.dataset.step;
-    figure.querySelectorAll("title").forEach((title, place) => set(title, at(place)));
-    figure.querySelectorAll("tbody th").forEach((cell, place, all) => set(cell, at(all.length - 1 - place)));
+  for (const time of part.querySelectorAll("time")) time.textContent = new Date(time.dateTime).toLocaleString("sv");
+  for (const tick of part.querySelectorAll("[data-at]")) {
+    tick.textContent = new Date(tick.dataset.at * 1000).toLocaleTimeString("sv").slice(0, 5);
   }
 }
 
