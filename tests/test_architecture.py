@@ -59,7 +59,8 @@ SEAMS = {
     "slidegate.web.broken": {"FailsAtStartup"},  # `slidegate check` shows the errors that such middlewares keep
     "slidegate.core.exceeded": {"RateLimitExceeded"},
     **dict.fromkeys(
-        f"slidegate.core.{name}" for name in ["arguments", "durations", "errors", "limits", "logs", "passwords"]
+        f"slidegate.core.{name}"
+        for name in ["arguments", "durations", "errors", "limits", "logs", "passwords", "stored"]
     ),
 }
 """Further modules that it may import, with the names; None for all public ones: texts, and checks of arguments."""

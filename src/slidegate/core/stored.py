@@ -13,9 +13,9 @@ Named = TypeVar("Named", bound=tuple[Any, ...])
 """A class made by `NamedTuple`."""
 
 
-def json_of(fields: Mapping[str, Any]) -> bytes:
-    """Return the fields of a row as JSON without blanks."""
-    return json.dumps(fields, separators=(",", ":")).encode()
+def json_of(value: object) -> bytes:
+    """Return the value of a row, mostly its fields by name, as JSON without blanks."""
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def read_json(kind: type[Named], packed: bytes) -> Named:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, Literal, TypeAlias
 
-from ..core import Bucket, Check, CountsPermits, Reason
+from ..core import Bucket, CountsPermits, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.memo import remember
 from ..events import Event, Observer, Outcome, Passed
@@ -32,8 +32,9 @@ REASONS: Final = (Reason.LIMITED, Reason.TOO_LARGE, Reason.BANNED, Reason.BLOCKE
 _OWN_OUTCOMES: Final = {Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE}
 
 Add: TypeAlias = Callable[[float], object]
-Kind: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], str, bool, Reason | None]
-"""The rules, shadow rules and route of some requests, whether they were admitted, and why they were refused."""
+Kind: TypeAlias = tuple[tuple[Bucket, ...], str] | tuple[tuple[str, ...], tuple[str, ...], str, bool, Reason | None]
+"""The buckets that counted ordinary requests, and their route. Of others the rules, the shadow rules and the route,
+whether they were admitted, and why they were refused."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +89,9 @@ GAUGES: Final = (
 )
 
 
-def rules_of(checks: Sequence[Check]) -> tuple[str, ...]:
-    """Return the names of the rules of some checks, each once, as `Outcome.rules` does."""
-    return tuple(dict.fromkeys(bucket.label for bucket, _, _ in checks))
+def rules_of(buckets: Iterable[Bucket]) -> tuple[str, ...]:
+    """Return the names of the rules of some buckets, each once, as `Outcome.rules` does."""
+    return tuple(dict.fromkeys(bucket.label for bucket in buckets))
 
 
 class LimiterMetrics(Observer):
@@ -111,7 +112,6 @@ class LimiterMetrics(Observer):
         self._limiter = limiter
         self._store = type(limiter.store).__name__.removesuffix("Store").lower()
         self._rules, self._routes = set[str](), set[str]()
-        self._rules_of: dict[tuple[Bucket, ...], tuple[str, ...]] = {}
         self._counts: dict[Kind, tuple[list[Add], Add | None]] = {}
         self._failures = limiter.failures
         self._counting = Lock()
@@ -148,7 +148,18 @@ class LimiterMetrics(Observer):
             with self._counting:
                 before, self._failures = self._failures, self._limiter.failures
                 self._adder(FAILURES)(self._failures - before)
-        for kind, times in self._by_kind(requests).items():
+        times_us = defaultdict[Kind, list[int]](list)
+        for one in requests:
+            if isinstance(one, Outcome):
+                refused = one.reason if one.ended == "refused" else None
+                times_us[one.rules, one.shadow_rules, one.route, one.allowed, refused].append(one.duration_us)
+                continue
+            _, checks, route, time_us = one
+            buckets: tuple[Bucket, ...] = ()
+            for bucket, _, _ in checks:
+                buckets += (bucket,)
+            times_us[buckets, route].append(time_us)
+        for kind, times in times_us.items():
             counters, record = self._counts.get(kind) or remember(self._counts, kind, self._counts_of(kind))
             for add in counters:
                 add(len(times))
@@ -156,26 +167,11 @@ class LimiterMetrics(Observer):
                 for time_us in times:
                     record(time_us / 1_000_000)
 
-    def _by_kind(self, requests: Iterable[Passed | Outcome]) -> dict[Kind, list[int]]:
-        """Return the microseconds of the requests of each kind."""
-        times_us = defaultdict[Kind, list[int]](list)
-        for one in requests:
-            if isinstance(one, tuple):
-                _, checks, route, time_us = one
-                buckets = tuple([bucket for bucket, _, _ in checks])
-                rules = self._rules_of.get(buckets)
-                if rules is None:
-                    rules = remember(self._rules_of, buckets, rules_of(checks))
-                kind: Kind = rules, (), route, True, None
-            else:
-                time_us = one.duration_us
-                refused = one.reason if one.ended == "refused" else None
-                kind = one.rules, one.shadow_rules, one.route, one.allowed, refused
-            times_us[kind].append(time_us)
-        return times_us
-
     def _counts_of(self, kind: Kind) -> tuple[list[Add], Add | None]:
         """Return the counters of all requests of a kind, and what records their durations."""
+        if len(kind) == 2:
+            buckets, route = kind
+            return self._counts_of((rules_of(buckets), (), route, True, None))
         rules, shadow_rules, route, allowed, refused = kind
         counts = [(rule, "shadow_refused") for rule in shadow_rules]
         outcome: str | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .. import Limiter
 from .stats_rows import CLIENTS, KEYS, STEPS, pause
-from .tally import Slice, Tally
+from .tally import Clients, Series, Tally
 
 Name: TypeAlias = tuple[str, int]
 """The kind of a slice and its number: the time when it began, by its length."""
@@ -23,8 +23,8 @@ class Slices:
     """
 
     def __init__(self, limiter: Limiter) -> None:
-        self.current: dict[Name, Slice] = {}
-        self._unwritten: dict[Name, Slice] = {}
+        self.current: dict[Name, Series | Clients] = {}
+        self._unwritten: dict[Name, Series | Clients] = {}
         self._limiter = limiter
 
     def add(self, tally: Tally, now_us: int) -> None:
@@ -34,12 +34,12 @@ class Slices:
             tally: What was counted since the last call.
             now_us: The store's time.
         """
-        current: dict[Name, Slice] = {}
+        current: dict[Name, Series | Clients] = {}
         of_clients = {CLIENTS: tally.clients, KEYS: tally.keys}
         for kind, (step_us, _) in STEPS.items():
             name = kind, now_us // step_us
             slice_ = self.current.get(name)
-            counted: Slice = of_clients.get(kind, tally.series)
+            counted: Any = of_clients.get(kind, tally.series)
             if counted:
                 # A new object: a call that is writing the slice sees that there is more to write.
                 slice_ = counted.added_to(slice_)

@@ -1,10 +1,7 @@
 """Counts and durations of the requests of all workers.
 
-Each worker counts in the slices of five seconds, of a minute and of five minutes that are current by the store's clock,
-and writes them as rows every five seconds; a read adds up the rows of all workers::
-
-    request --> pending requests --> tally --> current slices --> rows in the store
-             1 append            128 at once   every 5 s, by the store's clock
+Each worker counts in the slices of five seconds and of five minutes that are current by the store's clock, and writes
+them as rows every five seconds; a read adds up the rows of all workers.
 
 A request counts in the slice in which it is written, at most five seconds late, and a killed worker loses what it has
 not written. A row has everything that its worker has counted in the slice, so a write that failed is simply repeated.
@@ -30,7 +27,6 @@ from ..core.arguments import check_whole
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import Throttle, logger
 from ..events import Event, Observer, Outcome, Passed
-from .encoding import encoded
 from .recent_events import RecentEvents
 from .slices import Slices
 from .stats_rows import (
@@ -44,12 +40,11 @@ from .stats_rows import (
     own_name,
     pause,
     read_events,
-    read_minutes,
     read_ranking,
     read_stats,
     steps_of,
 )
-from .tally import MAX_SERIES, OTHERS, Tally
+from .tally import MAX_SERIES, OTHERS, Tally, encoded
 from .traffic import ClientTraffic, LoggedEvent, Ranking, Stats, Traffic, Worker
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Ranking", "Statistics", "Stats", "Traffic", "Worker"]
@@ -238,8 +233,7 @@ class Statistics(Observer):
         """Return the counts of all workers; those of this worker are written first.
 
         Args:
-            window: How far back, up to 24 hours; rounded up to 5 seconds, beyond 5 minutes to whole minutes, and beyond
-                an hour to 5 minutes.
+            window: How far back, up to 24 hours; rounded up to 5 seconds, beyond 5 minutes to 5 minutes.
             rule: The name of a rule, to include only the requests that it counted or refused.
             route: A route as `Stats.routes` names it, to include only the requests to it.
 
@@ -274,21 +268,6 @@ class Statistics(Observer):
             StoreError: The store does not answer.
         """
         return await self._ranking(KEYS, limit)
-
-    async def minutes(self, *, of_keys: bool = False) -> list[list[ClientTraffic]]:
-        """Return the busiest and the most refused clients of each of the last five minutes, the oldest minute first.
-
-        Args:
-            of_keys: Whether to return keys of other kinds instead.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
-        await self.publish()
-        kind = CLIENTS
-        if of_keys:
-            kind = KEYS
-        return await read_minutes(self._limiter, kind)
 
     async def _ranking(self, kind: str, limit: int) -> Ranking:
         check_whole(limit, 1, 1_000, "clients: limit", "for example 50")

@@ -21,10 +21,8 @@ from anyio.lowlevel import checkpoint
 from .. import Limiter
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, quoted
-from .clients import Clients
-from .encoding import decoded
-from .tally import Series
-from .traffic import ClientTraffic, LoggedEvent, Ranking, Stats, Traffic, Worker
+from .tally import Clients, Series, decoded
+from .traffic import LoggedEvent, Ranking, Stats, Traffic, Worker
 
 ALIVE_S: Final = 300.0
 """A worker that has written nothing for so many seconds is no longer listed."""
@@ -37,7 +35,6 @@ KEPT_US: Final = 86_400_000_000
 CLIENTS, KEYS, WORKERS, EVENTS = "stats8-clients", "stats8-keys", "stats7-workers", "stats8-events"
 STEPS: Final = {
     "stats8-5s": (5_000_000, 60),
-    "stats8-1m": (60_000_000, 60),
     "stats8-5m": (300_000_000, 288),
     CLIENTS: (60_000_000, 5),
     KEYS: (60_000_000, 5),
@@ -145,23 +142,12 @@ async def read_ranking(limiter: Limiter, kind: str, limit: int, now_us: int) -> 
 async def read_amounts(limiter: Limiter, keys: Collection[str]) -> dict[tuple[str, str], str]:
     """Return the limits that recent decisions about some keys had in force, by key and rule."""
     found: dict[tuple[str, str], str] = {}
+    now_us = await limiter.now_us()
     for kind in (CLIENTS, KEYS):
-        for one in (await read_ranking(limiter, kind, 1_000)).each():
+        for one in (await read_ranking(limiter, kind, 1_000, now_us)).each():
             if one.key in keys:
                 found |= {(one.key, rule): limits for rule, limits in one.amounts.items()}
     return found
-
-
-async def read_minutes(limiter: Limiter, kind: str) -> list[list[ClientTraffic]]:
-    """Return the first clients, or keys, of each of the last minutes of all workers, the oldest minute first."""
-    step_us, kept = STEPS[kind]
-    last = await limiter.now_us() // step_us
-    first = max(last - kept + 1, 0)
-    minutes = [Clients() for _ in range(last - first + 1)]
-    for number, _, row in await limiter.rows(kind, first, last):
-        minutes[number - first].add_row(row)
-        await pause()
-    return [[one.described() for one in minute.values()] for minute in minutes]
 
 
 async def read_events(limiter: Limiter, limit: int) -> list[LoggedEvent]:

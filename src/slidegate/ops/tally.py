@@ -1,26 +1,34 @@
 """What one worker counts, and how it is written in the rows of a store.
 
-Requests are counted many at a time. An ordinary one then costs two look-ups: the traffic of its rules and route, and
-its client. What rule and limits a client has met is named when a row is written, for the few clients that are in it.
+    request --> pending requests --> tally --> current slices --> rows in the store
+             1 append            128 at once   every 5 s, by the store's clock
+
+Requests are counted many at a time: an ordinary one costs its client's counts, and those of its rules and route.
 """
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from ipaddress import ip_network
-from typing import Any, Final, Protocol, Self, TypeAlias
+from operator import attrgetter
+from typing import Any, Final, Self, TypeAlias
 
 from ..core import Bucket, Check, Decision, Reason
 from ..core.memo import remember
+from ..core.stored import json_of
 from ..events import Outcome, Passed
 from ..windows import ResponseTimes
-from .clients import Client, Clients, Met, text_of
-from .encoding import decoded, encoded, known_fields, named_fields
 from .metrics import OTHER, rules_of
-from .traffic import COUNTS, MAX_NAMES, Traffic, add_to
+from .traffic import COUNTS, MAX_NAMES, ClientTraffic, Ranking, Traffic, add_to, count_answer, text_of
 
 MAX_SERIES: Final = 200
+MAX_CLIENTS: Final = 1_000
+"""With more clients, those with the fewest requests and refusals are forgotten."""
+TOP_CLIENTS: Final = 100
+"""How many of the busiest clients, and how many of those that are refused most, are in a row."""
 NO_ROUTE: Final = "(no route)"
 
 SeriesName: TypeAlias = tuple[tuple[str, ...], str]
@@ -29,16 +37,30 @@ OTHERS: Final[SeriesName] = ((OTHER,), OTHER)
 """The name of requests beyond `MAX_SERIES` combinations of rules and route."""
 _OF_PEOPLE: Final = ("user", "header", "cookie", "combined")
 """The kinds of keys that each of several people behind one address has."""
+_FIELDS: Final = tuple(one.name for one in fields(ClientTraffic) if one.name != "latest")
 
 
-class Slice(Protocol):
-    """What is counted in one slice."""
+# -- rows --------------------------------------------------------------------------------------------------------------
 
-    def added_to(self, before: Any) -> Self:
-        """Return the sum of this and what was counted before, if anything was: another object."""
 
-    def packed(self) -> bytes:
-        """Return the row of the slice."""
+def encoded(value: object) -> bytes:
+    """Return the row for a value of JSON, compressed in the least time."""
+    return zlib.compress(json_of(value), zlib.Z_BEST_SPEED)
+
+
+def decoded(row: bytes) -> Any:
+    """Return the value in a row."""
+    return json.loads(zlib.decompress(row))
+
+
+def _line_of(one: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of an object that are neither 0 nor empty."""
+    return {name: value for name in names if (value := getattr(one, name))}
+
+
+def _known(line: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields that this version knows, of those that were written."""
+    return {name: line[name] for name in names if name in line}
 
 
 class Series(dict[SeriesName, Traffic]):
@@ -48,9 +70,9 @@ class Series(dict[SeriesName, Traffic]):
         """Return the traffic of a combination, which is added if it is missing."""
         return self.get(name) or self.setdefault(name, Traffic())
 
-    def added_to(self, before: Series | None) -> Series:
-        """See `Slice.added_to`."""
-        together = Series(before or {})
+    def added_to(self, before: Self | None) -> Self:
+        """Return the sum of this and what was counted before, if anything was: another object."""
+        together = type(self)(before or {})
         for name, traffic in self.items():
             together.of(name).add(traffic)
         return together
@@ -62,16 +84,66 @@ class Series(dict[SeriesName, Traffic]):
             times = traffic.times
             line = {"rules": rules, "route": route, "sum_us": times.sum_us, "min_us": times.min_us}
             line["buckets"] = list(times.buckets.items())
-            lines.append(line | named_fields(traffic, COUNTS))
+            lines.append(line | _line_of(traffic, COUNTS))
         return encoded(lines)
 
     @staticmethod
     def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Traffic]]:
         """Return what is in the row of a slice."""
         for line in decoded(row):
-            traffic = Traffic(**known_fields(line, COUNTS))
+            traffic = Traffic(**_known(line, COUNTS))
             traffic.times = ResponseTimes(line["sum_us"], line["min_us"], dict(line["buckets"]))
             yield (tuple(line["rules"]), line["route"]), traffic
+
+
+class Clients(dict[str, ClientTraffic]):
+    """The traffic of each client; or of each key of another kind."""
+
+    def of(self, key: str) -> ClientTraffic:
+        """Return the traffic of a client, which is added if it is missing."""
+        return self.get(key) or self.setdefault(key, ClientTraffic(key))
+
+    def added_to(self, before: Self | None) -> Self:
+        """See `Series.added_to`."""
+        together = type(self)()
+        counted = [*self.items()]
+        if before is not None:
+            counted = [*before.items(), *counted]
+        for key, client in counted:
+            together.of(key).add(client)
+        together.forget_rare()
+        return together
+
+    def forget_rare(self) -> None:
+        """If there are too many, forget those that are neither among the busiest nor among the most refused."""
+        if len(self) > MAX_CLIENTS:
+            kept = self.ranking(MAX_CLIENTS // 4).each()
+            self.clear()
+            self.update({one.key: one for one in kept})
+
+    def ranking(self, most: int) -> Ranking:
+        """Return the busiest and those that are refused most."""
+        # Sorting is faster than `nlargest` for so many.
+        busiest = sorted(self.values(), key=attrgetter("requests"), reverse=True)
+        refused = [one for one in self.values() if one.refused]
+        refused.sort(key=attrgetter("refused"), reverse=True)
+        return Ranking(busiest[:most], refused[:most])
+
+    def packed(self) -> bytes:
+        """Return the row of a slice."""
+        first = self.ranking(TOP_CLIENTS).each()
+        for one in first:
+            one.name_latest()
+        return encoded([_line_of(one, _FIELDS) for one in first])
+
+    def add_row(self, row: bytes) -> None:
+        """Add what is in the row of a slice."""
+        for line in decoded(row):
+            one = ClientTraffic(**_known(line, _FIELDS))
+            self.of(one.key).add(one)
+
+
+# -- counting ----------------------------------------------------------------------------------------------------------
 
 
 class Tally:
@@ -99,7 +171,7 @@ class Tally:
         self.clients = Clients()
         self.keys = Clients()
         # The traffic of ordinary requests by the buckets that counted them, which is faster than by their rules.
-        self._ordinary: dict[Met, Traffic] = {}
+        self._ordinary: dict[tuple[tuple[Bucket, ...], str], Traffic] = {}
 
     def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
@@ -116,37 +188,26 @@ class Tally:
             one = clients.get(client)
             if one is None:
                 one = clients.of(client)
-            one.passed += 1
-            one.latest = request
-            buckets: list[Bucket] = []
             has_keys = False
+            buckets: tuple[Bucket, ...] = ()
             for bucket, key, _ in checks:
-                buckets.append(bucket)
+                buckets += (bucket,)
                 if key != client:
                     has_keys = True
-            counted = tuple(buckets), route
+            _count_passed(one, request)
             if has_keys:
-                self._count_keys(request, counted)
-            met = one.met
-            met[counted] = met.get(counted, 0) + 1
-            traffic = self._ordinary.get(counted)
+                for key in self._keys_of(checks, client):
+                    _count_passed(self.keys.of(key), request)
+                    _note_other(one, key)
+            met = buckets, route
+            traffic = self._ordinary.get(met)
             if traffic is None:
-                traffic = remember(self._ordinary, counted, self._traffic(rules_of(checks), route))
+                traffic = remember(self._ordinary, met, self._traffic(rules_of(buckets), route))
             traffic.passed += 1
             traffic.times.count_one(time_us)
         clients.forget_rare()
         self.keys.forget_rare()
         return refused
-
-    def _count_keys(self, request: Passed, counted: Met) -> None:
-        """Count an ordinary request for its keys of other kinds."""
-        client, checks, _, _ = request
-        for key in self._keys_of(checks, client):
-            one = self.keys.of(key)
-            one.passed += 1
-            one.latest = request
-            one.met[counted] = one.met.get(counted, 0) + 1
-            _note_other(self.clients.of(client), key)
 
     def _count_outcome(self, outcome: Outcome) -> None:
         """Count a request that was refused, failed, was left by its client, or met several decisions."""
@@ -174,11 +235,10 @@ class Tally:
     def _count_client(self, clients: Clients, key: str, outcome: Outcome) -> None:
         """Count a request for its client, or for another key of it."""
         one = clients.of(key)
-        one.count(outcome)
+        count_answer(one, outcome)
         refusal = outcome.refusal
         if refusal is None:
-            last = outcome.decisions[-1]
-            one.latest = outcome.client, last.checks, outcome.route, outcome.duration_us
+            one.latest = outcome.client, outcome.decisions[-1].checks, outcome.route, outcome.duration_us
             for label in outcome.rules:
                 add_to(one.counted_by, label, 1)
             add_to(one.routes, outcome.route, 1)
@@ -208,7 +268,26 @@ class Tally:
         return self.series.of(name)
 
 
-def _note_other(client: Client, key: str) -> None:
+def _count_passed(one: ClientTraffic, request: Passed) -> None:
+    """Count an ordinary request for its client, or for another key of it."""
+    _, checks, route, _ = request
+    one.passed += 1
+    one.latest = request
+    names = one.counted_by
+    for bucket, _, _ in checks:
+        label = bucket.label
+        if label in names:
+            names[label] += 1
+        else:
+            add_to(names, label, 1)
+    names = one.routes
+    if route in names:
+        names[route] += 1
+    elif len(names) < MAX_NAMES:
+        names[route] = 1
+
+
+def _note_other(client: ClientTraffic, key: str) -> None:
     """Note with which user, cookie or API key a client came."""
     if len(client.others) < MAX_NAMES and key.startswith(_OF_PEOPLE):
         client.add_other(zlib.crc32(key.encode(errors="replace")))

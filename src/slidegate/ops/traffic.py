@@ -6,16 +6,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
-from ..core import Check, Reason
-from ..events import Outcome
+from ..core import Bucket, Check, Reason
+from ..events import Outcome, Passed
 from ..windows import ResponseTimes
 
 MAX_NAMES: Final = 8
 """By how many rules, and by how many routes, the requests of one client are told apart."""
 
 
+class Counts:
+    """What follows from the counts that groups of requests of every kind have."""
+
+    __slots__ = ()
+
+    passed: int
+    refused: int
+    banned: int
+    blocked: int
+    unavailable: int
+
+    @property
+    def requests(self) -> int:
+        """All requests."""
+        return self.passed + self.refused + self.unavailable
+
+    @property
+    def limited(self) -> int:
+        """Requests refused by a limit."""
+        return self.refused - self.banned - self.blocked
+
+
 @dataclass(slots=True)
-class Traffic:
+class Traffic(Counts):
     """The counts of the requests of one rule, route or step.
 
     Attributes:
@@ -41,16 +63,6 @@ class Traffic:
     times: ResponseTimes = field(default_factory=ResponseTimes, repr=False)
 
     @property
-    def requests(self) -> int:
-        """All requests."""
-        return self.passed + self.refused + self.unavailable
-
-    @property
-    def limited(self) -> int:
-        """Requests refused by a limit."""
-        return self.refused - self.banned - self.blocked
-
-    @property
     def p50_us(self) -> float | None:
         """The duration in microseconds that half of the admitted requests did not exceed; None without requests."""
         return self.times.quantile(0.5)
@@ -67,25 +79,15 @@ class Traffic:
 
     def count(self, outcome: Outcome) -> None:
         """Count a request, apart from its duration."""
-        if outcome.allowed:
-            self.passed += 1
-        if outcome.ended == "refused":
-            _count_refusal(self, outcome.reason)
-        elif outcome.ended == "exception":
+        count_answer(self, outcome)
+        if outcome.ended == "exception":
             self.exceptions += 1
         elif outcome.ended == "cancelled":
             self.cancelled += 1
 
     def add(self, other: Traffic) -> None:
         """Add the counts and durations of another group."""
-        self.passed += other.passed
-        self.refused += other.refused
-        self.banned += other.banned
-        self.blocked += other.blocked
-        self.shadow_refused += other.shadow_refused
-        self.exceptions += other.exceptions
-        self.cancelled += other.cancelled
-        self.unavailable += other.unavailable
+        add_counts(self, other, COUNTS)
         self.times.add(other.times)
 
 
@@ -147,7 +149,7 @@ class Stats(NamedTuple):
 
 
 @dataclass(slots=True)
-class ClientTraffic:
+class ClientTraffic(Counts):
     """The requests of one client in five minutes; or of one key of another kind, such as a header's value.
 
     Attributes:
@@ -168,6 +170,7 @@ class ClientTraffic:
         routes: Its admitted requests by route, up to 8.
         others: Digests of the users, cookies and API keys with which it came, up to 8: with several it is the address
             of several people.
+        latest: Its latest admitted request, until `name_latest` has named what it met.
     """
 
     key: str
@@ -186,18 +189,7 @@ class ClientTraffic:
     counted_by: dict[str, int] = field(default_factory=dict)
     routes: dict[str, int] = field(default_factory=dict)
     others: list[int] = field(default_factory=list)
-
-    @property
-    def requests(self) -> int:
-        """All its requests."""
-        return self.passed + self.refused + self.unavailable
-
-    def count(self, outcome: Outcome) -> None:
-        """Count a request, apart from what refused it."""
-        if outcome.allowed:
-            self.passed += 1
-        if outcome.ended == "refused":
-            _count_refusal(self, outcome.reason)
+    latest: Passed | None = None
 
     def add(self, other: ClientTraffic) -> None:
         """Add the counts of another slice or worker, a later one."""
@@ -208,33 +200,73 @@ class ClientTraffic:
             self.refused_at_us = other.refused_at_us
         if other.refused_since_us:
             self.refused_since_us = min(self.refused_since_us or other.refused_since_us, other.refused_since_us)
-        self.passed += other.passed
-        self.refused += other.refused
-        self.banned += other.banned
-        self.blocked += other.blocked
-        self.unavailable += other.unavailable
+        add_counts(self, other, CLIENT_COUNTS)
+        for names, others in (
+            (self.refused_by, other.refused_by),
+            (self.counted_by, other.counted_by),
+            (self.routes, other.routes),
+        ):
+            for name, requests in others.items():
+                add_to(names, name, requests)
         for rule, limits in other.amounts.items():
             if rule in self.amounts or len(self.amounts) < MAX_NAMES:
                 self.amounts[rule] = limits
-        for name, requests in other.refused_by.items():
-            add_to(self.refused_by, name, requests)
-        for name, requests in other.counted_by.items():
-            add_to(self.counted_by, name, requests)
-        for name, requests in other.routes.items():
-            add_to(self.routes, name, requests)
         for digest in other.others:
             self.add_other(digest)
-
-    def note_amounts(self, checks: Iterable[Check]) -> None:
-        """Note the limits by which a decision counted it."""
-        for bucket, key, _ in checks:
-            if key == self.key and len(self.amounts) < MAX_NAMES:
-                self.amounts[bucket.label] = "; ".join(map(str, bucket.limits))
+        self.latest = other.latest or self.latest
 
     def add_other(self, digest: int) -> None:
         """Note the digest of a user, a cookie or an API key."""
         if digest not in self.others and len(self.others) < MAX_NAMES:
             self.others.append(digest)
+
+    def note_amounts(self, checks: Iterable[Check]) -> None:
+        """Note the limits by which a decision counted it."""
+        for bucket, key, _ in checks:
+            if key == self.key and (bucket.label in self.amounts or len(self.amounts) < MAX_NAMES):
+                self.amounts[bucket.label] = text_of(bucket)
+
+    def name_latest(self) -> None:
+        """Name what its latest admitted request met: for those clients alone that somebody reads of, as texts are dear.
+
+        A refusal has named what it met when it was counted.
+        """
+        if self.latest is None:
+            return
+        _, checks, route, _ = self.latest
+        self.latest = None
+        self.note_amounts(checks)
+        if self.refused or not checks:
+            return
+        own = [bucket for bucket, key, _ in checks if key == self.key]
+        bucket = (own or [checks[0][0]])[0]
+        self.rule, self.limits, self.route = bucket.label, text_of(bucket), route
+
+
+CLIENT_COUNTS: Final = ("passed", "refused", "banned", "blocked", "unavailable")
+"""The names of the counts of a client."""
+
+
+def count_answer(counts: Traffic | ClientTraffic, outcome: Outcome) -> None:
+    """Count whether a request was admitted, or by what it was refused."""
+    if outcome.allowed:
+        counts.passed += 1
+    if outcome.ended != "refused":
+        return
+    if outcome.reason is Reason.UNAVAILABLE:
+        counts.unavailable += 1
+        return
+    counts.refused += 1
+    if outcome.reason is Reason.BANNED:
+        counts.banned += 1
+    elif outcome.reason is Reason.BLOCKED:
+        counts.blocked += 1
+
+
+def add_counts(counts: Counts, others: Counts, names: Iterable[str]) -> None:
+    """Add the counts of another group."""
+    for name in names:
+        setattr(counts, name, getattr(counts, name) + getattr(others, name))
 
 
 def add_to(counts: dict[str, int], name: str, requests: int) -> None:
@@ -243,15 +275,9 @@ def add_to(counts: dict[str, int], name: str, requests: int) -> None:
         counts[name] = counts.get(name, 0) + requests
 
 
-def _count_refusal(counts: Traffic | ClientTraffic, reason: Reason) -> None:
-    if reason is Reason.UNAVAILABLE:
-        counts.unavailable += 1
-        return
-    counts.refused += 1
-    if reason is Reason.BANNED:
-        counts.banned += 1
-    elif reason is Reason.BLOCKED:
-        counts.blocked += 1
+def text_of(bucket: Bucket) -> str:
+    """Return the limits of a bucket, with the amounts that are in force."""
+    return "; ".join(map(str, bucket.limits))
 
 
 class Ranking(NamedTuple):
