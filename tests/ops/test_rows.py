@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, cookie, header, query, user
 from slidegate.ops import rows
-from slidegate.ops.kinds import ADDRESS, kind_of
+from slidegate.ops.kinds import ADDRESS, Subject, kind_of
 from slidegate.ops.rows import check_key, key_of, row_of_ban, scope_of
-from slidegate.ops.subjects import Subject
 
 from ..asgi import PEER, hello, statuses
 

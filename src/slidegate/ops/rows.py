@@ -6,10 +6,10 @@ Names end in their unit: `_at` is Unix time in seconds, `_s` seconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from .. import ConfigurationError, Limiter, RateLimitMiddleware, cookie, header, query
+from .. import ConfigurationError, cookie, header, query
 from ..core import Ban, LimitState
 from ..core.addresses import network_of
 from ..limiter import Action, Override
@@ -111,34 +111,6 @@ def row_of_window(view: LimitState) -> dict[str, Any]:
         "more_after_s": view.more_after_us / _S,
         "reset_after_s": view.reset_after_us / _S,
     }
-
-
-def keys_of(key: str, middlewares: Iterable[RateLimitMiddleware]) -> list[str]:
-    """Return a key, and if it is an address those of the networks as which middlewares and their rules count it."""
-    found = [key]
-    for middleware in middlewares:
-        for one in (middleware.client, middleware.key, *(rule.charging.key for rule in middleware.rules)):
-            truncated = getattr(one, "truncated", None)
-            if truncated is not None:
-                found.append(truncated(key))
-    return found
-
-
-async def windows_of(limiter: Limiter, keys: Iterable[Any]) -> tuple[list[LimitState], list[str]]:
-    """Return the windows of a client with several keys, and what was not looked at.
-
-    A rule counts the client by one of the keys, whose window is used most.
-    """
-    found: dict[tuple[str, ...], LimitState] = {}
-    by_function: dict[str, None] = {}
-    for key in dict.fromkeys(map(limiter.key_for, keys)):
-        view = await limiter.inspect(key)
-        by_function |= dict.fromkeys(view.by_function)
-        for one in view.windows:
-            place = one.rule, one.name, str(one.limit)
-            if place not in found or one.used > found[place].used:
-                found[place] = one
-    return [*found.values()], [f"{label}: its limits come from a function" for label in by_function]
 
 
 def span_of(span_s: float) -> str:

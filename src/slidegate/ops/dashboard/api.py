@@ -15,13 +15,14 @@ from starlette.exceptions import HTTPException
 from ... import ConfigurationError, StoreError
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, logger
+from ..facts import Fact
 from ..published_rules import rule_rows
 from ..readers import check_read, readers_of
 from ..rows import check_key, key_of, named, row_of_action, row_of_ban, row_of_change, row_of_window
 from ..statistics import LoggedEvent, Traffic
 from ..traffic import COUNTS
 from .service import WINDOW, Service
-from .views import client_of, limit_rows
+from .views import limit_rows
 
 _EXAMPLES: Final = {
     "key": "203.0.113.7",
@@ -140,17 +141,24 @@ class Api:
         return {"kind": line.kind, "text": line.text, "values": values, "actions": actions, "refusals": refusals}
 
     async def read_client(self, key: str) -> dict[str, Any]:
-        """Return the ban, the windows and the latest refusals of a client, and what was not looked at."""
-        found = await client_of(self._service, key)
+        """Return a row for each limit, list and ban of a client, its latest refusals, and what could not be read."""
+        own, found, facts = await self._service.client(key)
         ban = None
-        if found["ban"] is not None:
-            ban = row_of_ban(found["ban"])
+        if found is not None:
+            ban = row_of_ban(found)
+        refusing, refused_by, until_at = facts.refused_by, None, None
+        if refusing is not None:
+            refused_by, until_us = refusing.by, refusing.until_us(facts.now_us)
+            if until_us is not None:
+                until_at = until_us / 1_000_000
         return {
-            "key": found["key"],
+            "key": own,
             "ban": ban,
-            "windows": [row_of_window(window) for window in found["windows"]],
-            "not_looked_at": found["unseen"],
-            "refusals": [_event(event) for event in found["refusals"]],
+            "refused_by": refused_by,
+            "until_at": until_at,
+            "rows": [_fact(row) for row in facts.rows],
+            "refusals": [_event(event) for event in facts.refusals or ()],
+            "not_read": [*facts.left_out],
         }
 
     async def read_bans(self, q: str = "") -> dict[str, Any]:
@@ -241,6 +249,13 @@ def _counts(traffic: Traffic) -> dict[str, Any]:
         time_us = getattr(traffic, f"{name}_us")
         times[f"{name}_ms"] = None if time_us is None else time_us / 1_000
     return {**named(traffic, *COUNTS, "limited"), **times}
+
+
+def _fact(fact: Fact) -> dict[str, Any]:
+    row = {**named(fact, "by", "what", "requests", "key", "note"), "does": fact.does.value}
+    if fact.window is not None:
+        row = {**row_of_window(fact.window), **row}
+    return row
 
 
 def _event(event: LoggedEvent) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from ...core import Ban
 from ...core.addresses import network_of
 from ...core.errors import quoted
 from ...limiter import Action, Override, Publication
+from ..explain import Facts, facts_of
+from ..rows import key_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..stats_rows import CLIENTS, KEYS, STEPS, Steps, read_events, read_ranking, read_stats, steps_of
 from .chart import Counts, merged
@@ -53,6 +55,20 @@ class Recent(NamedTuple):
     counts: Counts
     clients: Ranking
     keys: Ranking
+
+
+class Client(NamedTuple):
+    """A client.
+
+    Attributes:
+        key: Its key, as the outermost middleware counts it.
+        ban: The ban in force that it falls under; None for none.
+        facts: A row for each limit, list and ban that it can meet.
+    """
+
+    key: str
+    ban: Ban | None
+    facts: Facts
 
 
 class Bans(NamedTuple):
@@ -249,6 +265,20 @@ class Service:
         full = {window.name for window in view.windows if window.used >= window.limit.amount}
         refusing = min(limits, key=lambda one: (one.name not in full, getattr(one.limit, "window_us", inf)))
         return [Proposal("raise", refusing.name, refusing.with_amount(2 * refusing.limit.amount))]
+
+    async def client(self, text: str) -> Client:
+        """Return what there is to know of a client.
+
+        Raises:
+            ConfigurationError: The text is no key.
+        """
+        key = key_of(text)
+        counted = key
+        if isinstance(key, str) and self.limiter.middlewares:
+            counted = self.limiter.middlewares[0].client.truncated(key)
+        await self.written()
+        facts, ban = await together(partial(facts_of, self.limiter, key), partial(self.limiter.banned, key))
+        return Client(self.limiter.key_for(counted), ban, facts)
 
     # -- what is in force ----------------------------------------------------------------------------------------------
 

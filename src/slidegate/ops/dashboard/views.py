@@ -15,14 +15,10 @@ from ...core import Ban, compiled
 from ...limiter import Action, Override
 from ..kinds import ADDRESS, EVERYONE
 from ..published_rules import RuleRow, rule_rows, unread_of
-from ..recent_events import WHO
-from ..rows import key_of, keys_of, windows_of
-from ..standing import other_keys_of, sentences_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Traffic, Worker
-from ..subjects import Subject
 from .chart import Counts, Curve, curve_of, marks_of
 from .line import ClientRow, Line, Refusals, kinds_of, row_of
-from .service import WINDOW, Bans, Service, together
+from .service import WINDOW, Bans, Client, Service, together
 
 MAX_CLIENTS: Final = 24
 """How many of the busiest clients, and of the most refused ones, are listed."""
@@ -184,7 +180,7 @@ def _shadowed(events: Iterable[LoggedEvent], rule: str) -> list[tuple[str, int]]
 class Clients:
     """The clients and the keys of other kinds of the last five minutes, and one of them."""
 
-    client: Mapping[str, Any] | None = None
+    client: Client | None = None
     clients: Sequence[ClientRow] | None = None
     keys: Sequence[ClientRow] = ()
 
@@ -195,31 +191,10 @@ async def clients(service: Service, query: Query) -> Clients:
     return Clients(client, _ranked(recent.clients, bans, query), _ranked(recent.keys, bans, query))
 
 
-async def client_of(service: Service, text: str) -> dict[str, Any]:
-    """Return the ban, the windows and the latest refusals of a client, and what was not looked at."""
-    limiter = service.limiter
-    key = key_of(text)
-    own = limiter.key_for(key)
-    if limiter.middlewares and isinstance(key, str):  # the outermost says what one client is
-        own = limiter.key_for(limiter.middlewares[0].client.truncated(key))
-    windows, unseen = await windows_of(limiter, [own, *keys_of(key, limiter.middlewares)[1:]])
-    if limiter.middlewares:
-        # The windows of this process's own rules are looked at; it is named first.
-        mine, *_ = await service.published()
-        unseen += sentences_of(other_keys_of(mine.text.rules, Subject(limiter, key)))
-    names = {own, *(middleware.client.truncated(key) for middleware in limiter.middlewares)}
-    refusals = []
-    for event in await service.events():
-        if event.kind == "refused" and not names.isdisjoint([event.details.get(field) for field in WHO]):
-            refusals.append(event)
-    spent = [window for window in windows if window.used]
-    return {"key": own, "ban": await limiter.banned(key), "windows": spent, "unseen": unseen, "refusals": refusals}
-
-
-async def _client(service: Service, query: Query) -> Mapping[str, Any] | None:
+async def _client(service: Service, query: Query) -> Client | None:
     if not query.get("key"):
         return None
-    return await client_of(service, query["key"])
+    return await service.client(query["key"])
 
 
 def _ranked(ranking: Ranking, bans: Bans, query: Query) -> list[ClientRow]:
