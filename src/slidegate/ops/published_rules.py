@@ -1,4 +1,4 @@
-"""The rules that workers have published, and where workers differ.
+"""The rules that workers have published, where workers differ, and the limits of this process.
 
 Workers differ during a rolling upgrade, or if two services share a store.
 """
@@ -6,10 +6,12 @@ Workers differ during a rolling upgrade, or if two services share a store.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from ..limiter import Publication, PublishedRule
+from .. import Limiter
+from ..limiter import Override, Publication, PublishedRule
 
+BY_FUNCTION: Final = "by a function"
 _CLIENT: Final = "client"
 _OWN_PREFIXES: Final = (32, 64)
 
@@ -96,3 +98,63 @@ def text_of(rule: PublishedRule) -> str:
     if rule.shadow:
         words += ", in shadow"
     return words
+
+
+# -- the limits of this process ----------------------------------------------------------------------------------------
+
+
+class LimitRow(NamedTuple):
+    """A limit of this process.
+
+    Attributes:
+        name: Its name in header fields.
+        rule: The label of its rule.
+        shadow: Whether the rule reports only.
+        changeable: Whether it can be changed: of equal names, one can.
+        limit: The limit in force, in words.
+        configured: The limit in code.
+        amount: The amount in force; None if a function returns it.
+        change: Its change; None for none.
+    """
+
+    name: str
+    rule: str
+    shadow: bool
+    changeable: bool
+    limit: str
+    configured: str
+    amount: int | None
+    change: Override | None
+
+
+def limit_rows(limiter: Limiter, overrides: Iterable[Override]) -> list[LimitRow]:
+    """Return the limits of this process, each with its change."""
+    changes = {one.name: one for one in overrides}
+    limits = limiter.limits()
+    last = {one.name: one for one in limits if one.changeable}  # of equal names the one that workers publish
+    rows = []
+    for one in limits:
+        change = changes.get(one.name)
+        if change is not None and not one.takes(change.limit):
+            change = None
+        configured, amount = BY_FUNCTION, None
+        if one.changeable:
+            configured, amount = str(one.configured), one.limit.amount
+        changeable = last.get(one.name) is one
+        rows.append(LimitRow(one.name, one.rule, one.shadow, changeable, limit_text(one), configured, amount, change))
+    return rows
+
+
+def limit_text(one: Any) -> str:
+    """Return a limit in force; one that a function returns for each request is not known here."""
+    if not one.changeable:
+        return BY_FUNCTION
+    return str(one.limit)
+
+
+def limits_by_rule(limits: Iterable[Any]) -> dict[str, str]:
+    """Return the limits in force, in words, by the label of their rule."""
+    texts: dict[str, list[str]] = {}
+    for one in limits:
+        texts.setdefault(one.rule, []).append(limit_text(one))
+    return {rule: "; ".join(of_rule) for rule, of_rule in texts.items()}

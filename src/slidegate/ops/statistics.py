@@ -173,8 +173,11 @@ class Statistics(Observer):
             if self._throttle.left_out(None, monotonic()) is not None:
                 logger.warning("statistics were not written and will be retried: %s", error)
 
-    async def publish(self) -> None:
+    async def publish(self) -> int:
         """Write what this worker has counted since the last call; a timer does this every five seconds.
+
+        Returns:
+            The store's time, in whose slices it counts.
 
         Raises:
             StoreError: The store does not answer. Nothing is lost; the next call writes it.
@@ -192,6 +195,7 @@ class Statistics(Observer):
         await self._slices.write()
         await self._keep_events()
         await self._keep_worker(now_us, ALIVE_S)
+        return now_us
 
     async def _keep_events(self) -> None:
         """Write the latest events, if there are new ones."""
@@ -242,8 +246,7 @@ class Statistics(Observer):
             StoreError: The store does not answer.
         """
         steps = steps_of(window)
-        await self.publish()
-        return await read_stats(self._limiter, steps, rule, route, await self._limiter.now_us())
+        return await read_stats(self._limiter, steps, rule, route, await self.publish())
 
     async def clients(self, limit: int = 50) -> Ranking:
         """Return the clients of the last five minutes with the most requests, and those with the most refused ones.
@@ -271,8 +274,7 @@ class Statistics(Observer):
 
     async def _ranking(self, kind: str, limit: int) -> Ranking:
         check_whole(limit, 1, 1_000, "clients: limit", "for example 50")
-        await self.publish()
-        return await read_ranking(self._limiter, kind, limit, await self._limiter.now_us())
+        return await read_ranking(self._limiter, kind, limit, await self.publish())
 
     async def events(self, limit: int = 100) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first; refusals are among them.

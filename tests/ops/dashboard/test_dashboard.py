@@ -29,9 +29,9 @@ from slidegate.core import Ban, parse_duration_us
 from slidegate.core.bans.rows import HEADER
 from slidegate.core.errors import StoreUnavailable
 from slidegate.dashboard import Dashboard
-from slidegate.ops.dashboard import chart
+from slidegate.ops.dashboard import counts as chart
 from slidegate.ops.dashboard.app import MAX_BODY
-from slidegate.ops.dashboard.chart import MAX_POINTS
+from slidegate.ops.dashboard.counts import MAX_POINTS
 from slidegate.ops.dashboard.service import WINDOWS, Service
 from slidegate.ops.dashboard.texts import meter, rate
 from slidegate.ops.statistics import EVERY_S, Statistics, Stats, Traffic
@@ -689,9 +689,8 @@ async def test_bans_and_changes_are_marked_once_whoever_made_them(site: Site) ->
     await site.limiter.strike("192.0.2.8", policy)
     await site.limiter.override("all", "30/minute", "1h")
     await site.limiter.restore("all")
-    await site.limiter.unban("192.0.2.7")
     service = Service(site.limiter)
-    marks = chart.marks_of(await service.history(), await service.events())
+    marks = chart.marks_of(await site.limiter.history(), (await service.bans()).newest)
     assert sorted(one.kind for one in marks) == ["ban", "ban", "change", "change"]
 
 

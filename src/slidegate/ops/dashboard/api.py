@@ -16,13 +16,12 @@ from ... import ConfigurationError, StoreError
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, logger
 from ..facts import Fact
-from ..published_rules import rule_rows
+from ..published_rules import limit_rows, rule_rows
 from ..readers import check_read, readers_of
 from ..rows import check_key, key_of, named, row_of_action, row_of_ban, row_of_change, row_of_window
 from ..statistics import LoggedEvent, Traffic
 from ..traffic import COUNTS
 from .service import WINDOW, Service
-from .views import limit_rows
 
 _EXAMPLES: Final = {
     "key": "203.0.113.7",
@@ -169,9 +168,10 @@ class Api:
 
     async def read_limits(self) -> dict[str, Any]:
         """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""
-        changes = {one.name: row_of_change(one) for one in await self._service.overrides()}
+        overrides = await self._service.shared(self._limiter.overrides)
+        changes: dict[str, dict[str, Any] | None] = {one.name: row_of_change(one) for one in overrides}
         rows = []
-        for row in limit_rows(self._limiter, await self._service.overrides()):
+        for row in limit_rows(self._limiter, overrides):
             change = None
             if row.change is not None:
                 change = changes[row.name]
@@ -180,11 +180,11 @@ class Api:
 
     async def read_history(self) -> dict[str, Any]:
         """Return the latest 200 bans and changes by hand and by commands, the last one first."""
-        return {"history": [row_of_action(one) for one in await self._service.history()]}
+        return {"history": [row_of_action(one) for one in await self._service.shared(self._limiter.history)]}
 
     async def read_rules(self) -> dict[str, Any]:
         """Return the rules that workers have published, and what other workers enforce in place of them."""
-        return {"rules": [row._asdict() for row in rule_rows(await self._service.published())]}
+        return {"rules": [row._asdict() for row in rule_rows(await self._service.shared(self._limiter.published))]}
 
     # -- change --------------------------------------------------------------------------------------------------------
 

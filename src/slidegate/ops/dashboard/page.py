@@ -44,7 +44,7 @@ _FUNCTIONS: Final[tuple[Callable[..., Any], ...]] = (
     texts.meter,
     texts.part,
     texts.address,
-    views.grouped,
+    texts.grouped,
 )
 
 
@@ -142,7 +142,9 @@ class Page:
 
     async def _numbers(self) -> dict[str, tuple[int, str]]:
         """Return the numbers beside the names of views, and of what they are."""
-        recent, bans, changes = await together(self._service.recent, self._service.bans, self._service.overrides)
+        recent, bans, changes = await together(
+            self._service.recent, self._service.bans, partial(self._service.shared, self._limiter.overrides)
+        )
         findings = sum(len(middleware.findings) for middleware in self._limiter.middlewares)
         return {
             "clients": (len(recent.clients.refused), "refused"),

@@ -20,12 +20,12 @@ from ... import ConfigurationError, Limiter, Networks, StoreError
 from ...core import Ban
 from ...core.addresses import network_of
 from ...core.errors import quoted
-from ...limiter import Action, Override, Publication
+from ...limiter import Override
 from ..explain import Facts, facts_of
 from ..rows import key_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
-from ..stats_rows import CLIENTS, KEYS, STEPS, Steps, read_events, read_ranking, read_stats, steps_of
-from .chart import Counts, merged
+from ..stats_rows import CLIENTS, KEYS, read_events, read_ranking, read_stats, steps_of
+from .counts import Counts, Recent, merged, steps_of_clients
 from .line import MEANWHILE, Line, Proposal, Refusals, kinds_of, line_of, refusals_of, stands_for
 from .texts import span
 
@@ -37,24 +37,10 @@ MAX_BANS: Final = 1_000
 MAX_EVENTS: Final = 500
 MAX_ANSWERS: Final = 64
 EVERY_S: Final = 2.0
-"""How long an answer is used, or ten times as long as it took, if that is longer."""
+"""How long an answer is used, or four times as long as it took, if that is longer."""
 
 T = TypeVar("T")
 Ask: TypeAlias = Callable[[], Awaitable[T]]
-
-
-class Recent(NamedTuple):
-    """What was counted in the last five minutes, in the same slices of the store's time.
-
-    Attributes:
-        counts: All requests.
-        clients: The clients.
-        keys: The keys of other kinds.
-    """
-
-    counts: Counts
-    clients: Ranking
-    keys: Ranking
 
 
 class Client(NamedTuple):
@@ -118,7 +104,7 @@ class _Answer:
                     self._value = error
                 took_s = time.monotonic() - began_s
                 self._from_s = time.time()
-                self._until_s = self._from_s + max(EVERY_S, 10 * took_s)
+                self._until_s = self._from_s + max(EVERY_S, 4 * took_s)
         if isinstance(self._value, StoreError):
             raise self._value.with_traceback(None)  # it is raised for each viewer
         value: T = self._value
@@ -156,39 +142,42 @@ class Service:
         self._statistics = Statistics.of(limiter)
         self._answers: dict[tuple[str, ...], _Answer] = {}
 
-    async def _shared(self, ask: Ask[T], *name: str) -> T:
-        """Return an answer, by its name and fields; what is asked before a change is not for the viewers after it."""
+    async def shared(self, ask: Ask[T], *fields: str) -> T:
+        """Return an answer that viewers share, by the name of what is asked and its fields."""
+        name = (getattr(ask, "__name__", ""), *fields)
         if name not in self._answers and len(self._answers) >= MAX_ANSWERS:
             self._answers.clear()
         return await self._answers.setdefault(name, _Answer()).get(ask)
 
     def forget(self) -> None:
-        """Read again for the next viewer, after a change."""
+        """Read again for the next viewer, after a change; what is being read is not for that viewer."""
         self._answers.clear()
 
     # -- what was counted ----------------------------------------------------------------------------------------------
 
     async def recent(self) -> Recent:
         """Return what was counted in the last five minutes."""
-        return await self._shared(self._read_recent, "recent")
+        return await self.shared(self._read_recent)
 
     async def _read_recent(self) -> Recent:
         now_us = await self.written()
-        counts, clients, keys = await together(
+        counts, clients = await together(
             partial(self._read_counts, now_us, WINDOW, "", ""),
             partial(read_ranking, self.limiter, CLIENTS, MAX_CLIENTS, now_us),
-            partial(read_ranking, self.limiter, KEYS, MAX_CLIENTS, now_us),
         )
-        return Recent(counts, clients, keys)
+        return Recent(counts, clients)
+
+    async def keys(self) -> Ranking:
+        """Return the keys of other kinds of the last five minutes, such as the values of a header."""
+
+        async def read() -> Ranking:
+            return await read_ranking(self.limiter, KEYS, MAX_CLIENTS, await self.written())
+
+        return await self.shared(read, "keys")
 
     async def written(self) -> int:
-        """Write what this worker has counted; return the store's time after that."""
-
-        async def write() -> int:
-            await self._statistics.publish()
-            return await self.limiter.now_us()
-
-        return await self._shared(write, "written")
+        """Write what this worker has counted; return the store's time, in whose slices that counts."""
+        return await self.shared(self._statistics.publish, "written")
 
     async def counts(self, window: str, rule: str = "", route: str = "") -> Counts:
         """Return what was counted in a window, of one rule or route if one is named.
@@ -204,19 +193,19 @@ class Service:
         async def read() -> Counts:
             return await self._read_counts(await self.written(), window, rule, route)
 
-        return await self._shared(read, "counts", window, rule, route)
+        return await self.shared(read, "counts", window, rule, route)
 
     async def _read_counts(self, now_us: int, window: str, rule: str, route: str) -> Counts:
         steps = steps_of(window)
         if window == WINDOW:
-            steps = _steps_of_clients(steps, now_us)
+            steps = steps_of_clients(steps, now_us)
         stats = await read_stats(self.limiter, steps, rule or None, route or None, now_us)
         at = time.time()
         return Counts(window, merged(stats), at - (now_us - stats.start_us) / 1_000_000, at)
 
     async def refusals(self) -> Refusals:
         """Return who was refused in the last five minutes."""
-        refusals, _ = await self._shared(self._read_refusals, "refusals")
+        refusals, _ = await self.shared(self._read_refusals)
         return refusals
 
     async def line(self) -> Line:
@@ -225,7 +214,7 @@ class Service:
             meanwhile = MEANWHILE[self.limiter.on_error or "local"]
             return Line("away", f"The store is away: {meanwhile}")
         try:
-            (off, (_, line)) = await together(self.off, partial(self._shared, self._read_refusals, "refusals"))
+            (off, (_, line)) = await together(self.off, partial(self.shared, self._read_refusals))
         except StoreError:
             return Line("away", "The store did not answer, so nothing is known of the last five minutes")
         if off is not None:
@@ -235,7 +224,7 @@ class Service:
         return found
 
     async def _read_refusals(self) -> tuple[Refusals, Line]:
-        recent, bans, published = await together(self.recent, self.bans, self.published)
+        recent, bans, published = await together(self.recent, self.bans, partial(self.shared, self.limiter.published))
         kinds = kinds_of(published)
         proxies = [one.client.networks for one in self.limiter.middlewares]
         clients: list[ClientTraffic] = recent.clients.refused
@@ -284,7 +273,7 @@ class Service:
 
     async def bans(self, text: str = "") -> Bans:
         """Return the bans, and the newest of those that contain a text."""
-        return await self._shared(partial(self._read_bans, text), "bans", text)
+        return await self.shared(partial(self._read_bans, text), "bans", text)
 
     async def _read_bans(self, text: str) -> Bans:
         sought = text.casefold()
@@ -299,21 +288,10 @@ class Service:
         newest = heapq.nsmallest(MAX_BANS, matching, key=lambda ban: (-ban.since_us, ban.key))
         return Bans(newest, len(matching), len(keys), frozenset(keys), Networks(networks))
 
-    async def overrides(self) -> list[Override]:
-        """Return the changes of limits in force."""
-        return await self._shared(self.limiter.overrides, "overrides")
-
     async def off(self) -> Override | None:
         """Return the change that has switched all workers off; None if they are not."""
-        return next((one for one in await self.overrides() if one.name == "*"), None)
-
-    async def published(self) -> list[Publication]:
-        """Return what workers have published of their rules."""
-        return await self._shared(self.limiter.published, "published")
-
-    async def history(self) -> list[Action]:
-        """Return what operators and commands have done, the last one first."""
-        return await self._shared(self.limiter.history, "history")
+        overrides = await self.shared(self.limiter.overrides)
+        return next((one for one in overrides if one.name == "*"), None)
 
     async def events(self) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first."""
@@ -322,11 +300,4 @@ class Service:
             await self.written()
             return await read_events(self.limiter, MAX_EVENTS)
 
-        return await self._shared(read, "events")
-
-
-def _steps_of_clients(steps: Steps, now_us: int) -> Steps:
-    """Return the slices of the time for which clients are counted: the running minute and the four before it."""
-    client_us, kept = STEPS[CLIENTS]
-    first_us = max(now_us // client_us - kept + 1, 0) * client_us
-    return steps._replace(number=now_us // steps.step_us - first_us // steps.step_us + 1)
+        return await self.shared(read, "events")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
 
 from ...core.logs import escaped
 from ..rows import span_of
+from ..statistics import LoggedEvent
 
 NOTHING: Final = "\u2013"
 """What stands in place of no value."""
 NEAR: Final = 0.8
 """From which share of a limit a meter is amber."""
+_LATE: Final = "store_late"
 _LINK: Final = Markup('<a class="key" href="{}">{}</a>')
 _BDI: Final = Markup("<bdi>{}</bdi>")
 _UTC: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
@@ -117,6 +119,28 @@ def meter(used: float, amount: float) -> Markup:
         f'<svg class="meter{state}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         f'<path d="M0 0h{100 * spent:.3g}v8H0z"/></svg>'
     )
+
+
+class Logged(NamedTuple):
+    """Events that are alike, of one worker or several: the latest, and how many there are."""
+
+    event: LoggedEvent
+    times: int
+
+
+def grouped(events: Iterable[LoggedEvent]) -> list[Logged]:
+    """Return events, each with how many are alike; all answers of the store that were late are one.
+
+    Several workers report one change, each client is refused for the same reason.
+    """
+    found: dict[tuple[str, str], Logged] = {}
+    for event in events:
+        name = event.kind, event.message
+        if event.kind == _LATE:
+            name = event.kind, ""
+        latest, times = found.get(name, Logged(event, 0))
+        found[name] = Logged(latest, times + 1)
+    return [*found.values()]
 
 
 def address(view: str, query: Mapping[str, str], **changed: str) -> str:

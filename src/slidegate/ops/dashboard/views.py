@@ -14,11 +14,12 @@ from ... import Limiter, __version__
 from ...core import Ban, compiled
 from ...limiter import Action, Override
 from ..kinds import ADDRESS, EVERYONE
-from ..published_rules import RuleRow, rule_rows, unread_of
+from ..published_rules import LimitRow, RuleRow, limit_rows, limits_by_rule, rule_rows, unread_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Traffic, Worker
-from .chart import Counts, Curve, curve_of, marks_of
+from .counts import Counts, Curve, curve_of, marks_of
 from .line import ClientRow, Line, Refusals, kinds_of, row_of
 from .service import WINDOW, Bans, Client, Service, together
+from .texts import Logged, grouped
 
 MAX_CLIENTS: Final = 24
 """How many of the busiest clients, and of the most refused ones, are listed."""
@@ -27,8 +28,6 @@ MAX_ROWS: Final = 50
 MAX_RULES: Final = 200
 NO_EVENTS: Final = ("refused", "shadow_refused")
 """The events that are not listed: clients cause as many as they like."""
-BY_FUNCTION: Final = "by a function"
-_LATE: Final = "store_late"
 _OF_CLIENTS: Final = ("", ADDRESS, EVERYONE)
 """The kinds of keys of rules whose requests are counted by client; all others are counted by key."""
 _COUNTS: Final = ("passed", "limited", "refused", "shadow_refused", "exceptions", "p50_us", "p95_us")
@@ -56,37 +55,6 @@ class Part(NamedTuple):
     traffic: Traffic
 
 
-class LimitRow(NamedTuple):
-    """A limit of this process.
-
-    Attributes:
-        name: Its name in header fields.
-        rule: The label of its rule.
-        shadow: Whether the rule reports only.
-        changeable: Whether it can be changed: of equal names, one can.
-        limit: The limit in force, in words.
-        configured: The limit in code.
-        amount: The amount in force; None if a function returns it.
-        change: Its change; None for none.
-    """
-
-    name: str
-    rule: str
-    shadow: bool
-    changeable: bool
-    limit: str
-    configured: str
-    amount: int | None
-    change: Override | None
-
-
-class Logged(NamedTuple):
-    """Events that are alike, of one worker or several: the latest, and how many there are."""
-
-    event: LoggedEvent
-    times: int
-
-
 # -- the views ---------------------------------------------------------------------------------------------------------
 
 
@@ -105,20 +73,22 @@ class Now:
 
 async def now(service: Service, query: Query) -> Now:
     """Return the first view."""
-    line = await service.line()
-    alone = service.limiter.store.shared_rows is None
-    if line.kind == "away":
-        return Now(line, alone)
-    refusals, counts, history, events = await together(
-        service.refusals, partial(service.counts, query.get("window") or WINDOW), service.history, service.events
+    history, counts = partial(service.shared, service.limiter.history), partial(service.counts, _window(query))
+    line, refusals, counts, bans, history = await together(
+        service.line, service.refusals, counts, service.bans, history
     )
     rules = _rules(counts.stats.rules, service.limiter.limits(), query)
     routes = []
     if query.get("only") != "shadow":
         parts = [Part(name, "", False, traffic) for name, traffic in counts.stats.routes.items()]
         routes = _ordered([one for one in parts if _is_sought(one.name, query)], query, "name", _BY_COUNTS)
-    curve = curve_of(counts, marks_of(history, events))
+    curve = curve_of(counts, marks_of(history, bans.newest))
+    alone = service.limiter.store.shared_rows is None
     return Now(line, alone, refusals, counts, curve, rules, routes)
+
+
+def _window(query: Query) -> str:
+    return query.get("window") or WINDOW
 
 
 @dataclass(slots=True)
@@ -137,23 +107,25 @@ class OnePart:
 
 async def one_part(service: Service, query: Query) -> OnePart:
     """Return the view of the rule or route that the query names."""
-    window, rule, route = query.get("window") or WINDOW, query.get("rule", ""), query.get("route", "")
-    counts, recent, published, history, events = await together(
-        partial(service.counts, window, rule, route),
+    rule, route = query.get("rule", ""), query.get("route", "")
+    counts, recent, keys, published, bans, history, events = await together(
+        partial(service.counts, _window(query), rule, route),
         service.recent,
-        service.published,
-        service.history,
+        service.keys,
+        partial(service.shared, service.limiter.published),
+        service.bans,
+        partial(service.shared, service.limiter.history),
         service.events,
     )
     who, ranking = "Client", recent.clients
     if kinds_of(published).get(rule, "") not in _OF_CLIENTS:
-        who, ranking = "Key", recent.keys
+        who, ranking = "Key", keys
     return OnePart(
         name=rule or route,
         rule=rule,
-        limits=_texts_of(service.limiter.limits()).get(rule, ""),
+        limits=limits_by_rule(service.limiter.limits()).get(rule, ""),
         counts=counts,
-        curve=curve_of(counts, marks_of(history, events)),
+        curve=curve_of(counts, marks_of(history, bans.newest)),
         who=who,
         members=_members(ranking, rule, route),
         shadowed=_shadowed(events, rule),
@@ -187,8 +159,9 @@ class Clients:
 
 async def clients(service: Service, query: Query) -> Clients:
     """Return the view of clients; with `key` in the query, that of one client as well."""
-    recent, bans, client = await together(service.recent, service.bans, partial(_client, service, query))
-    return Clients(client, _ranked(recent.clients, bans, query), _ranked(recent.keys, bans, query))
+    asks = service.recent, service.keys, service.bans, partial(_client, service, query)
+    recent, keys, bans, client = await together(*asks)
+    return Clients(client, _ranked(recent.clients, bans, query), _ranked(keys, bans, query))
 
 
 async def _client(service: Service, query: Query) -> Client | None:
@@ -221,25 +194,12 @@ class AllBans:
 
 async def bans(service: Service, query: Query) -> AllBans:
     """Return the view of bans, changes and events."""
-    found, history, events = await together(partial(service.bans, query.get("q", "")), service.history, service.events)
+    found, history, events = await together(
+        partial(service.bans, query.get("q", "")), partial(service.shared, service.limiter.history), service.events
+    )
     rows = _ordered(found.newest, query, "since_us", ("key", "reason", "by", "level", "until_us"))
     listed = [one for one in events if one.kind not in NO_EVENTS]
     return AllBans(found, rows[:MAX_ROWS], history, grouped(listed)[:MAX_ROWS])
-
-
-def grouped(events: Iterable[LoggedEvent]) -> list[Logged]:
-    """Return events, each with how many are alike; all answers of the store that were late are one.
-
-    Several workers report one change, each client is refused for the same reason.
-    """
-    found: dict[tuple[str, str], Logged] = {}
-    for event in events:
-        name = event.kind, event.message
-        if event.kind == _LATE:
-            name = event.kind, ""
-        latest, times = found.get(name, Logged(event, 0))
-        found[name] = Logged(latest, times + 1)
-    return [*found.values()]
 
 
 @dataclass(slots=True)
@@ -259,7 +219,10 @@ class Configuration:
 async def configuration(service: Service) -> Configuration:
     """Return the view of what is configured."""
     counts, published, overrides, off = await together(
-        partial(service.counts, WINDOW), service.published, service.overrides, service.off
+        partial(service.counts, WINDOW),
+        partial(service.shared, service.limiter.published),
+        partial(service.shared, service.limiter.overrides),
+        service.off,
     )
     view = own_configuration(service)
     view.limits = limit_rows(service.limiter, overrides)
@@ -277,46 +240,13 @@ def own_configuration(service: Service) -> Configuration:
     return Configuration(version, service.limiter, findings, limit_rows(service.limiter, ()))
 
 
-def limit_rows(limiter: Limiter, overrides: Iterable[Override]) -> list[LimitRow]:
-    """Return the limits of this process, each with its change."""
-    changes = {one.name: one for one in overrides}
-    limits = limiter.limits()
-    last = {one.name: one for one in limits if one.changeable}  # of equal names the one that workers publish
-    rows = []
-    for one in limits:
-        change = changes.get(one.name)
-        if change is not None and not one.takes(change.limit):
-            change = None
-        configured, amount = BY_FUNCTION, None
-        if one.changeable:
-            configured, amount = str(one.configured), one.limit.amount
-        changeable = last.get(one.name) is one
-        rows.append(LimitRow(one.name, one.rule, one.shadow, changeable, _text_of(one), configured, amount, change))
-    return rows
-
-
-def _text_of(one: Any) -> str:
-    """Return a limit in force; one that a function returns for each request is not known here."""
-    if not one.changeable:
-        return BY_FUNCTION
-    return str(one.limit)
-
-
-def _texts_of(limits: Iterable[Any]) -> dict[str, str]:
-    """Return the limits in force, in words, by the label of their rule."""
-    texts: dict[str, list[str]] = {}
-    for one in limits:
-        texts.setdefault(one.rule, []).append(_text_of(one))
-    return {rule: "; ".join(of_rule) for rule, of_rule in texts.items()}
-
-
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
 def _rules(counts: Mapping[str, Traffic], limits: Iterable[Any], query: Query) -> list[Part]:
     """Return the rules that have counted, and all shadow rules; with ``only=shadow`` these alone."""
     shadows = {one.rule for one in limits if one.shadow}
-    texts = _texts_of(limits)
+    texts = limits_by_rule(limits)
     parts = []
     for name in {*counts, *shadows}:
         traffic = counts.get(name) or Traffic()

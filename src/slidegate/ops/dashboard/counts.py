@@ -1,4 +1,4 @@
-"""The curve of requests as SVG, drawn on the server: what passed and what was refused, stacked, with bans and changes.
+"""What was counted in a window, and the curve of it as SVG: passed and refused, stacked, with bans and changes.
 
 The drawing stretches to the width of its place; texts are in drawings of their own that do not, placed by percentages.
 """
@@ -12,8 +12,10 @@ from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
+from ...core import Ban
 from ...limiter import Action
-from ..statistics import EVERY_S, LoggedEvent, Stats, Traffic
+from ..statistics import EVERY_S, Ranking, Stats, Traffic
+from ..stats_rows import CLIENTS, STEPS, Steps
 
 HEIGHT: Final = 150
 MAX_POINTS: Final = 72
@@ -51,6 +53,18 @@ class Counts(NamedTuple):
         return max(self.stats.seen_us / 1_000_000, EVERY_S)
 
 
+class Recent(NamedTuple):
+    """What was counted in the last five minutes, in the same slices of the store's time.
+
+    Attributes:
+        counts: All requests.
+        clients: The clients.
+    """
+
+    counts: Counts
+    clients: Ranking
+
+
 class Mark(NamedTuple):
     """Something that happened.
 
@@ -75,6 +89,13 @@ class Curve(NamedTuple):
     drawing: Markup
 
 
+def steps_of_clients(steps: Steps, now_us: int) -> Steps:
+    """Return the slices of the time for which clients are counted: the running minute and the four before it."""
+    client_us, kept = STEPS[CLIENTS]
+    first_us = max(now_us // client_us - kept + 1, 0) * client_us
+    return steps._replace(number=now_us // steps.step_us - first_us // steps.step_us + 1)
+
+
 def merged(stats: Stats) -> Stats:
     """Return counts with at most `MAX_POINTS` steps: some that follow each other together."""
     together = ceil(len(stats.steps) / MAX_POINTS)
@@ -89,21 +110,10 @@ def merged(stats: Stats) -> Stats:
     return stats._replace(steps=steps, step_us=stats.step_us * together)
 
 
-def marks_of(history: Iterable[Action], events: Iterable[LoggedEvent]) -> list[Mark]:
-    """Return when somebody was banned, and when a limit or a file was changed.
-
-    What operators do is in the history: workers tell events of it later, when they read the store.
-    """
-    marks = []
-    for action in history:
-        if action.kind in _KINDS:
-            marks.append(Mark(action.at_us / 1_000_000, _KINDS[action.kind]))
-    for event in events:
-        if event.kind == "config_reloaded":
-            marks.append(Mark(event.time_us / 1_000_000, "change"))
-        elif event.kind == "banned" and event.details["ban_level"] != "0":  # by a policy
-            marks.append(Mark(event.time_us / 1_000_000, "ban"))
-    return marks
+def marks_of(history: Iterable[Action], bans: Iterable[Ban]) -> list[Mark]:
+    """Return when operators banned somebody or changed a limit, and when the bans of policies began."""
+    marks = [Mark(one.at_us / 1_000_000, _KINDS[one.kind]) for one in history if one.kind in _KINDS]
+    return marks + [Mark(ban.since_us / 1_000_000, "ban") for ban in bans if ban.level]
 
 
 def curve_of(counts: Counts, marks: Iterable[Mark]) -> Curve:
