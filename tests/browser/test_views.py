@@ -119,7 +119,7 @@ def site() -> Iterator[Site]:
         many = "a reason of many words, which says all that an operator knows of these clients"
         put(site, "bans", key="198.51.100.0/28", reason=many)
         scripts = "</td><script>alert(1)</script>\u202e" + "r" * 100
-        put(site, "bans", key="user:" + "w" * 59, reason=scripts, anyway="yes")  # no rule reads it
+        put(site, "bans", key="user:" + "w" * 59, reason=scripts)  # no rule reads it
         put(site, "limits", name="reports", limit="300/10m", reason="<b>imports</b>")
         yield site
 

@@ -1,12 +1,12 @@
-"""A ban by hand of a key that no worker reads would refuse nothing, so it is refused, with the line to add."""
+"""Whoever bans a key is told where the ban holds: by the kinds of keys that workers have published."""
 
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 import pytest
 
 from slidegate import (
     BanPolicy,
-    ConfigurationError,
     Limiter,
     MemoryStore,
     RateLimitMiddleware,
@@ -15,95 +15,147 @@ from slidegate import (
     everyone,
     header,
     mcp_tool,
+    query,
     user,
 )
 from slidegate.ops.kinds import beginnings_of
-from slidegate.ops.readers import Reading, check_read, readers_of
+from slidegate.ops.readers import where_banned
+from slidegate.ops.rows import key_of
 from slidegate.web.keys import combine
 
-from ..asgi import call, hello
+from ..asgi import PEER, call, hello, statuses
 
 DIGEST = "#9e8c9f05d4728d0f8b2cfa5b28b233c4"
 BY_HEADER = Rule("/a", "5/minute", key=header("X-API-Key"), name="keyed")
-CASES: dict[str, tuple[dict[str, Any], Any, Reading, str]] = {
-    "an address": ({"limits": "5/minute"}, "203.0.113.7", Reading.READ, "on every request"),
-    "a rule": ({"rules": [BY_HEADER]}, f"header:x-api-key{DIGEST}", Reading.READ, "where rule 'keyed' reads it"),
-    "another header": ({"rules": [BY_HEADER]}, f"header:x-other{DIGEST}", Reading.UNREAD, ""),
+CASES: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "an address": ({"limits": "5/minute"}, "203.0.113.7", "it holds on every request"),
+    "a rule": ({"rules": [BY_HEADER]}, f"header:x-api-key{DIGEST}", "it holds where 'keyed' counts by it"),
+    "another header": ({"rules": [BY_HEADER]}, f"header:x-other{DIGEST}", "no published rule reads 'header:x-other'"),
     "a policy": (
         {"limits": "5/minute", "bans": BanPolicy("5/minute", "1h", key=header("X-API-Key"))},
         f"header:x-api-key{DIGEST}",
-        Reading.READ,
-        "on every request",
+        "it holds on every request",
     ),
-    "a user": ({"limits": "5/minute", "key": user}, "user:ann", Reading.READ, "where rule 'default' reads it"),
+    "a user": ({"limits": "5/minute", "key": user}, "user:ann", "it holds where 'default' counts by it"),
     "a user with a sign in the name": (
         {"limits": "5/minute", "key": user},
         "user:ann#1",
-        Reading.READ,
-        "where rule 'default' reads it",
+        "it holds where 'default' counts by it",
     ),
     "a user with a long name": (
         {"limits": "5/minute", "key": user},
         f"user:{'x' * 70}",
-        Reading.READ,
-        "where rule 'default' reads it",
+        "it holds where 'default' counts by it",
     ),
     "a header with a long name": (
         {"rules": [Rule("/a", "5/minute", key=header("X-Internal-Service-Account-Id"), name="keyed")]},
         header("X-Internal-Service-Account-Id").of("k123"),
-        Reading.READ,
-        "where rule 'keyed' reads it",
+        "it holds where 'keyed' counts by it",
     ),
     "a cookie with a sign in its name": (
         {"rules": [Rule("/a", "5/minute", key=cookie("a#b"), name="keyed")]},
         cookie("a#b").of("k123"),
-        Reading.READ,
-        "where rule 'keyed' reads it",
+        "it holds where 'keyed' counts by it",
     ),
     "a tool": (
         {"rules": [Rule("/mcp", "5/minute", key=mcp_tool("export", "run", validated=True), name="tools")]},
         "mcp_tool:export",
-        Reading.READ,
-        "where rule 'tools' reads it",
+        "it holds where 'tools' counts by it",
     ),
     "everyone": (
         {"rules": [Rule("*", "5/minute", key=everyone, name="all")]},
         "everyone",
-        Reading.READ,
-        "where rule 'all' reads it",
+        "it holds where 'all' counts by it",
     ),
-    "no user": ({"limits": "5/minute"}, "user:ann", Reading.UNREAD, ""),
+    "no user": ({"limits": "5/minute"}, "user:ann", "no published rule reads 'user'"),
     "a function": (
         {"limits": "5/minute", "key": lambda request: "x"},
         "tenant:acme",
-        Reading.READ,
-        "where rule 'default'",
+        "it holds where 'default' counts by it",
     ),
-    "no function": ({"limits": "5/minute"}, "tenant:acme", Reading.UNREAD, ""),
+    "no function": ({"limits": "5/minute"}, "tenant:acme", "no published rule reads 'tenant'"),
     "both": (
         {"rules": [Rule("*", "5/minute", key=combine(user, header("X-API-Key")), name="both")]},
         f"combined{DIGEST}",
-        Reading.READ,
-        "where rule 'both' reads it",
+        "it holds where 'both' counts by it",
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_who_reads_a_kind_of_key_is_what_workers_have_published(case: str) -> None:
-    options, given, reading, holds = CASES[case]
+async def test_where_the_ban_of_a_key_holds_is_said_by_what_workers_have_published(case: str) -> None:
+    options, given, holds = CASES[case]
     limiter = Limiter(MemoryStore())
     key = limiter.key_for(given)
-    assert (await readers_of(limiter, f"header:x-other{DIGEST}")).reading is Reading.UNKNOWN, "there is no worker"
+    nobody = where_banned(await limiter.published(), f"header:x-other{DIGEST}")
+    assert nobody.startswith("which rules read 'header:x-other' is not known, as no worker has published that; ")
     middleware = RateLimitMiddleware(hello, limiter=limiter, **options)
-    found = await readers_of(limiter, key)
-    assert (found.reading, middleware.limiter) == (reading, limiter)
-    if reading is Reading.READ:
-        assert found.scope.holds.startswith(holds)
-        check_read(found, key, "write --anyway")
+    said = where_banned(await middleware.limiter.published(), key)
+    assert said.partition("; ")[0] == holds
+    assert (said == holds) == (holds == "it holds on every request")
+
+
+class Case(NamedTuple):
+    """A key as an operator types it, with its value; a request of its client; and a key of rules that reads it."""
+
+    key: str
+    value: str | None
+    sent: dict[str, Any]
+    reads: Any = None
+
+
+def tenant(request: Any) -> str:
+    return f"tenant:{request.headers.get('x-tenant', 'none')}"
+
+
+def account(request: Any) -> str:
+    return "account/" * 20
+
+
+ADVISED = [
+    Case(PEER, None, {}),
+    Case("203.0.113.0/24", None, {}),
+    Case("2001:db8::7", None, {"client": ("2001:db8::7", 1)}),
+    Case("2001:db8::/48", None, {"client": ("2001:db8::7", 1)}),
+    Case("peer:testclient", None, {"client": ("testclient", 1)}),
+    Case("header:X-API-Key", "k123", {"headers": {"x-api-key": "k123"}}, header("X-API-Key")),
+    Case("cookie:device", "d7", {"headers": {"cookie": "device=d7"}}, cookie("device")),
+    Case("query:token", "t1", {"query_string": b"token=t1"}, query("token")),
+    Case("user:42", None, {"user": "42"}, user),
+    Case("user:42", None, {}, lambda request: "user:42"),
+    Case("tenant:acme", None, {"headers": {"x-tenant": "acme"}}, tenant),
+    Case("account/" * 20, None, {}, account),
+]
+PATHS = ("/api", "/other", "/health")
+EVERYWHERE = [403, 403, 403]
+
+
+async def answered(case: Case, rules: list[Rule], **options: Any) -> list[int]:
+    """Return the statuses of the paths for the client of a case, who is banned."""
+    limiter = Limiter()
+    await limiter.ban(key_of(case.key, case.value), "1h")
+    rules = [*rules, Rule("/health", exempt=True), Rule("*", "100/minute", name="all")]
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=rules, **options)
+    return [status for path in PATHS for status in await statuses(app, 1, path, **case.sent)]
+
+
+@pytest.mark.parametrize("case", ADVISED, ids=lambda case: case.key[:20])
+async def test_what_is_advised_makes_a_ban_hold_on_every_request(case: Case) -> None:
+    limiter = Limiter()
+    said = where_banned([], limiter.key_for(key_of(case.key, case.value)))
+    if case.reads is None:
+        assert said == "it holds on every request"
+        assert await answered(case, []) == EVERYWHERE
         return
-    with pytest.raises(ConfigurationError, match=r"refuse nothing; write .* in the application, or write --anyway"):
-        check_read(found, key, "write --anyway")
+    assert await answered(case, []) == [200, 200, 200]
+    assert await answered(case, [Rule("/api", "100/minute", key=case.reads, name="api")]) == [403, 200, 200]
+    known = {"BanPolicy": BanPolicy, "Rule": Rule, "header": header, "cookie": cookie, "query": query, "user": user}
+    (line,) = re.findall(r"; ((?:BanPolicy|Rule)\(.*\))", said)
+    made = eval(line, known | {"your_function": case.reads})
+    if isinstance(made, Rule):
+        assert await answered(case, [made]) == EVERYWHERE
+    elif not callable(case.reads):
+        assert await answered(case, [], bans=[made]) == EVERYWHERE
 
 
 BY_KEY = header("X-API-Key")
@@ -127,8 +179,8 @@ async def test_a_ban_refuses_where_somebody_is_said_to_read_its_key(options: dic
     app = RateLimitMiddleware(hello, limiter=limiter, **options)
     await limiter.ban(BY_KEY.of("k123"), "1h")
     answer = await call(app, "/", headers={"X-API-Key": "k123"})
-    found = await readers_of(limiter, limiter.key_for(BY_KEY.of("k123")))
-    assert (answer.status == 403) == (found.reading is Reading.READ)
+    said = where_banned(await limiter.published(), limiter.key_for(BY_KEY.of("k123")))
+    assert (answer.status == 403) == said.startswith("it holds")
 
 
 @pytest.mark.parametrize(("kind", "key"), [("network:country", "country:NL"), ("network:asn", "asn:64496")])

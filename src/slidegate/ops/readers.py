@@ -1,85 +1,41 @@
-"""Who reads a kind of key: the rules and ban policies that the workers have published; see `Limiter.published`."""
+"""Who reads a kind of key, and so where a ban of such a key holds: by the kinds that workers have published."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
-from typing import NamedTuple
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from .. import ConfigurationError, Limiter
+from ..core.addresses import network_of
 from ..limiter import Publication, PublishedRule
 from .kinds import FUNCTION, beginnings_of, kind_of
-from .rows import EVERYWHERE, BanScope, listed, scope_of
+from .rows import KEYED, listed
+
+_OF_CLIENT: Final = re.compile("peer:.|unknown-peer$|asn:[0-9]")
+"""How keys begin that, beside addresses and networks, each request has."""
+_EVERYWHERE: Final = "it holds on every request"
 
 
-class Reading(Enum):
-    """What is known about who reads a kind of key."""
+def where_banned(published: Sequence[Publication], key: str) -> str:
+    """Return where the ban of a key holds, in one sentence; if not everywhere, with what makes it hold there.
 
-    READ = "read"
-    UNREAD = "unread"
-    UNKNOWN = "unknown"
-
-
-class Readers(NamedTuple):
-    """Who reads the kind of a key.
-
-    Attributes:
-        reading: Whether anybody does, as far as workers have published their rules.
-        scope: Where a ban of the key holds.
+    Args:
+        published: What workers have published.
+        key: The key, in its canonical form.
     """
-
-    reading: Reading
-    scope: BanScope
-
-
-async def readers_of(limiter: Limiter, key: str) -> Readers:
-    """Return who reads the kind of a key, given in its canonical form.
-
-    Raises:
-        StoreError: The store does not answer.
-    """
-    scope = scope_of(key)
-    if scope == EVERYWHERE:
-        return Readers(Reading.READ, scope)
-    published = await limiter.published()
-    # A worker whose rules are not known, as one of another version, may read it.
-    if not published or not all(one.is_readable for one in published):
-        return Readers(Reading.UNKNOWN, scope)
+    if network_of(key) is not None or _OF_CLIENT.match(key):
+        return _EVERYWHERE
     rules = list(_rules_that_read(published, key))
     # A policy of bans reads the key of every request, a rule only of those that it concerns.
     if any(rule.action == "ban" for rule in rules):
-        return Readers(Reading.READ, EVERYWHERE)
-    if not rules:
-        return Readers(Reading.UNREAD, scope)
-    return Readers(Reading.READ, BanScope(f"where {_shown(rules)} it", scope.remedy))
-
-
-class UnreadKeyError(ConfigurationError):
-    """Nobody reads the kind of a key, so a ban of the key would refuse nothing."""
-
-
-def check_read(readers: Readers, key: str, how_anyway: str) -> None:
-    """Check that somebody may read the kind of a key that is banned by hand.
-
-    Args:
-        readers: Who reads it.
-        key: The key, in its canonical form.
-        how_anyway: How to ban it anyway, for the message.
-
-    Raises:
-        UnreadKeyError: No rule and no ban policy of the workers reads it.
-    """
-    if readers.reading is not Reading.UNREAD:
-        return
-    ways = how_anyway
-    # The remedy speaks of every request; any rule that reads the key would do.
-    remedy = readers.scope.remedy.removesuffix("for every request").rstrip(", ")
-    if remedy:
-        ways = f"{remedy} in the application, or {how_anyway}"
-    raise UnreadKeyError(
-        f"no rule and no ban policy of the workers reads {kind_of(key)!a}, so this ban would refuse nothing; {ways}",
-        "key",
-    )
+        return _EVERYWHERE
+    remedy = _remedy_of(kind_of(key))
+    names = list(dict.fromkeys(repr(rule.rule) for rule in rules))
+    if names:
+        return f"it holds where {listed(names)} counts by it{remedy}"
+    if not published or not all(one.is_readable for one in published):
+        return f"which rules read {kind_of(key)!r} is not known, as no worker has published that{remedy}"
+    return f"no published rule reads {kind_of(key)!r}{remedy}"
 
 
 def _rules_that_read(published: Sequence[Publication], key: str) -> Iterator[PublishedRule]:
@@ -93,9 +49,11 @@ def _rules_that_read(published: Sequence[Publication], key: str) -> Iterator[Pub
                 yield rule
 
 
-def _shown(rules: Iterable[PublishedRule]) -> str:
-    """Return that some rules read something, with their names, or the first of many."""
-    names = list(dict.fromkeys(repr(rule.rule) for rule in rules))
-    if len(names) == 1:
-        return f"rule {names[0]} reads"
-    return f"rules {listed(names)} read"
+def _remedy_of(kind: str) -> str:
+    """Return what reads such keys on every request."""
+    source, _, name = kind.partition(":")
+    if source in KEYED:
+        return f'; BanPolicy(key={source}("{name}")) reads it on every request'
+    if kind == "user":
+        return "; BanPolicy(key=user) reads it on every request"
+    return '; Rule("*", "600/minute", key=your_function) above all others reads what the function returns'

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from .. import ConfigurationError, cookie, header, query
 from ..core import Ban, LimitState
@@ -18,69 +18,16 @@ from .kinds import shown
 KEYED: Final = {"header": header, "cookie": cookie, "query": query}
 """The kinds of keys whose values clients send."""
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
-_OF_CLIENT: Final = re.compile("peer:.|unknown-peer$|asn:[0-9]")
-"""How keys begin that, beside addresses and networks, each request has."""
-_BY_FUNCTION: Final = 'Rule("*", "600/minute", key=your_function) above the others'
 _S: Final = 1_000_000
 _LISTED: Final = 5
 """How many names are in one line."""
 
 
-def row_of_ban(ban: Ban, scope: BanScope | None = None) -> dict[str, Any]:
-    """Return a ban, with where it holds; by default as far as its key alone tells."""
+def row_of_ban(ban: Ban) -> dict[str, Any]:
+    """Return a ban."""
     until_at = None if ban.until is None else ban.until.timestamp()
     times = {"since_at": ban.since.timestamp(), "until_at": until_at}
-    if scope is None:
-        scope = scope_of(ban.key)
-    return {**named(ban, "key", "reason", "by", "level"), **times, **scope._asdict()}
-
-
-class BanScope(NamedTuple):
-    """Where the ban of a key holds: on requests for which a middleware reads that key.
-
-    Attributes:
-        holds: Where, in words.
-        remedy: What to write for a ban that holds on every request; empty if it does.
-    """
-
-    holds: str
-    remedy: str
-
-    @property
-    def sentence(self) -> str:
-        """Where it holds, and what to write if that is not every request."""
-        if not self.remedy:
-            return self.holds
-        return f"{self.holds}: {self.remedy}"
-
-
-EVERYWHERE: Final = BanScope("on every request", "")
-"""The scope of bans of addresses, networks and operators."""
-
-
-def scope_of(key: str) -> BanScope:
-    """Return where the ban of a key holds.
-
-    The store does not tell which keys the workers read, so this does not say whether any does.
-
-    Args:
-        key: The key in its canonical form, or as it was typed beside a value: ``header:X-API-Key``.
-    """
-    if network_of(key) is not None or _OF_CLIENT.match(key):
-        return EVERYWHERE
-    kind, _, name = key.partition("#")[0].partition(":")
-    if kind == "path":  # no policy bans by it
-        return BanScope(f"where a rule counts by {kind}:{name}", "")
-    by_function = "a function that returns it"
-    if kind == "user":
-        read, made = f"user, or by {by_function}", f"BanPolicy(key=user), or {_BY_FUNCTION},"
-    elif kind in KEYED:
-        read, made = f"{kind}:{name}", f'BanPolicy(key={kind}("{name}"))'
-    elif kind == "combined":
-        read, made = "these keys together", "BanPolicy(key=combine(...))"
-    else:
-        return BanScope(f"where a rule counts by {by_function}", f"write {_BY_FUNCTION} for every request")
-    return BanScope(f"where a rule or a policy counts by {read}", f"write {made} for every request")
+    return {**named(ban, "key", "reason", "by", "level"), **times}
 
 
 def row_of_change(override: Override) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def lmdb_store(tmp_path_factory: pytest.TempPathFactory) -> str:
 USUAL = {
     **{name: ["--json"] for name in ("check", "limits list", "", "--version")},
     "bans add": ["203.0.113.7", "--for", "1h", "--reason", "scan", "--by", "ann"],
-    "bans list": ["--match", "scan", "--by", "ann"],
+    "bans list": ["--json"],
     "bans remove": ["203.0.113.7"],
     "explain": ["header:X-API-Key", "--value", "k123", "--json"],
     "limits set": ["api", "50/minute", "--for", "2h", "--reason", "slow"],

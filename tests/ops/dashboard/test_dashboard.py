@@ -59,7 +59,7 @@ def site(clock: FakeClock) -> Site:
     return Site(clock)
 
 
-BODY = b'{"key": "user:1", "duration": "1h", "anyway": "yes"}'
+BODY = b'{"key": "user:1", "duration": "1h"}'
 BY_SCRIPT = {"host": HOST, "authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
 
 
@@ -245,7 +245,7 @@ def test_dashboard_works_under_trio_and_without_a_middleware() -> None:
     async def visit() -> None:
         site, alone = Site(), Dashboard(Limiter(), token=TOKEN)
         assert (await site.get("", authorization="Bearer wrong")).status == 401
-        assert (await site.ask("POST", "bans", {"key": "user:1", "duration": "1h", "anyway": "yes"}))[0] == 200
+        assert (await site.ask("POST", "bans", {"key": "user:1", "duration": "1h"}))[0] == 200
         for view in VIEWS:
             await site.page(view)
             assert (await call(alone, f"/{view}", headers={"authorization": basic(TOKEN)})).status == 200
@@ -348,7 +348,7 @@ async def test_64_kib_of_a_key_are_digested_or_refused_and_never_shown(site: Sit
     page = (await site.get("clients")).body.decode()
     assert "header:x-api-key#" in page
     assert "kkkk" not in page
-    status, found = await site.ask("POST", "bans", {"key": long[:60_000], "duration": "1h", "anyway": "yes"})
+    status, found = await site.ask("POST", "bans", {"key": long[:60_000], "duration": "1h"})
     assert (status, found["key"][:5], len(found["key"])) == (200, "long#", 37)
     assert (await site.ask("POST", "bans", {"key": long, "duration": "1h"}))[0] == 413
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 import click
 
 from ... import Limiter
-from ..readers import Reading, check_read, readers_of
-from ..rows import EVERYWHERE, check_key, key_of, row_of_ban
+from ..readers import where_banned
+from ..rows import check_key, key_of, row_of_ban
 from .main import Answer, asking, note, program, table, time_of, with_author, with_change, with_value
 
-_COLUMNS: Final = ("key", "until", "by", "level", "reason", "holds")
+_COLUMNS: Final = ("key", "until", "by", "level", "reason")
 
 
 @program.group()
@@ -26,23 +26,14 @@ def bans() -> None:
 
 @bans.command("list")
 @asking()
-@click.option("--by", metavar="NAME", help="Only bans by this policy or person.")
-@click.option("--match", metavar="TEXT", default="", help="Only bans with this text in key, reason or author.")
-async def list_bans(limiter: Limiter, by: str | None, match: str) -> Answer:
+async def list_bans(limiter: Limiter) -> Answer:
     """List the active bans.
 
     \b
-    Example: slidegate bans list --match scanner
+    Example: slidegate bans list
     """
-    wanted = match.casefold()
-    rows = []
-    async for ban in limiter.bans():
-        has_text = any(wanted in text.casefold() for text in (ban.key, ban.reason, ban.by))
-        if has_text and by in (None, ban.by):
-            rows.append(row_of_ban(ban))
-    if not rows and (match or by):
-        note("no ban matches")
-    elif not rows:
+    rows = [row_of_ban(ban) async for ban in limiter.bans()]
+    if not rows:
         note("there are no bans")
     return rows, table(_COLUMNS, [{**row, "until": end_of(row)} for row in rows])
 
@@ -52,14 +43,11 @@ async def list_bans(limiter: Limiter, by: str | None, match: str) -> Answer:
 @click.argument("key")
 @with_value
 @with_change("90s, 1h, 7d, at most 400d, or permanent")
-@click.option("--anyway", is_flag=True, help="Ban it also if no worker reads such keys.")
-async def add_ban(
-    limiter: Limiter, key: str, value: str | None, duration: str, reason: str, by: str, anyway: bool
-) -> Answer:
+async def add_ban(limiter: Limiter, key: str, value: str | None, duration: str, reason: str, by: str) -> Answer:
     """Ban KEY: an address, a network, or another key such as user:42.
 
     An existing ban of the key is replaced; the last of concurrent commands wins. A ban of another key than an address
-    or a network holds where a rule or a policy reads it; if no worker has one, nothing is banned without --anyway.
+    or a network holds where a rule or a policy reads it; the answer says where that is.
 
     \b
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
@@ -68,18 +56,9 @@ async def add_ban(
     check_key(key)
     if value is not None:
         await compare_secrets(limiter)
-    name = limiter.key_for(target)
-    readers = await readers_of(limiter, name)
-    if not anyway:
-        check_read(readers, name, "write --anyway")
     ban = await limiter.ban(target, duration, reason=reason, by=by)
-    if readers.reading is Reading.UNKNOWN:
-        note("no worker has published its rules within a minute, so it is not known whether any reads such keys")
-    row = row_of_ban(ban, readers.scope)
-    text = f"banned: {row['key']} until {end_of(row)}"
-    if readers.scope != EVERYWHERE:
-        text += f"; it holds {readers.scope.sentence}"
-    return [row], [text]
+    row = {**row_of_ban(ban), "holds": where_banned(await limiter.published(), ban.key)}
+    return [row], [f"banned: {row['key']} until {end_of(row)}; {row['holds']}"]
 
 
 @bans.command("remove")

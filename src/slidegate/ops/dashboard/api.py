@@ -17,7 +17,7 @@ from ...core.errors import closest, quoted
 from ...core.logs import Throttle, logger
 from ..facts import Fact
 from ..published_rules import limit_rows, rule_rows
-from ..readers import check_read, readers_of
+from ..readers import where_banned
 from ..rows import check_key, key_of, named, row_of_action, row_of_ban, row_of_change, row_of_window
 from ..statistics import LoggedEvent, Traffic
 from ..traffic import COUNTS
@@ -32,7 +32,6 @@ _EXAMPLES: Final = {
     "limit": "50/minute",
     "window": "5m",
     "q": "scraping",
-    "anyway": "yes",
 }
 """A valid value of each field of a request."""
 _DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy", "ban")
@@ -189,21 +188,14 @@ class Api:
     # -- change --------------------------------------------------------------------------------------------------------
 
     async def ban(
-        self, key: str, duration: str, *, value: str | None = None, reason: str = "", anyway: str = "", by: str
+        self, key: str, duration: str, *, value: str | None = None, reason: str = "", by: str
     ) -> dict[str, Any]:
-        """Ban an address, a network or a key, or replace its ban.
-
-        A key that no worker reads is banned only if `anyway` is any text.
-        """
+        """Ban an address, a network or a key, or replace its ban; `holds` says where."""
         target = key_of(key, value)
         check_key(key)
-        name = self._limiter.key_for(target)
-        readers = await readers_of(self._limiter, name)
-        if not anyway:
-            check_read(readers, name, 'send anyway with the text "yes"')
         ban = await self._limiter.ban(target, duration, reason=reason, by=by)
         self._service.forget()
-        return row_of_ban(ban, readers.scope)
+        return {**row_of_ban(ban), "holds": where_banned(await self._limiter.published(), ban.key)}
 
     async def unban(self, key: str, *, by: str) -> dict[str, Any]:
         """Lift the ban of a key, and delete its strikes.

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from ... import ConfigurationError, StoreError
-from ..readers import UnreadKeyError
-from ..rows import EVERYWHERE, check_key, key_of, scope_of
+from ..readers import where_banned
+from ..rows import check_key, key_of
 from . import texts, views
 from .api import Api, problem_of
 from .service import WINDOWS, Service, together
@@ -109,7 +109,7 @@ class Page:
             "tabs": tabs,
             "may": self._changes,
             "wrong": wrong,
-            "made": _made(query),
+            "made": await self._made(query),
             "is_failing": is_failing,
         }
         template = name or "now"
@@ -195,8 +195,17 @@ class Page:
             query["key"] = fields["key"]
         wrong: dict[str, Any] = {"key": "", "name": "", **form}
         wrong |= {"text": problem.detail, "status": problem.status_code}
-        wrong["is_unread"] = isinstance(error, UnreadKeyError)
         return await self.show(view, query, wrong)
+
+    async def _made(self, query: Mapping[str, str]) -> str:
+        """Return what is said after a change, given what to show; empty if there was none."""
+        done, key = query.get("done"), query.get("key")
+        if done not in _OPERATIONS:
+            return ""
+        text = "The change is made; all workers know it within a second."
+        if done == "ban" and key:
+            text += f" Of the ban: {where_banned(await self._limiter.published(), key)}."
+        return text
 
     def problem(self, path: str, problem: HTTPException) -> Response:
         """Return the page of an error."""
@@ -205,20 +214,6 @@ class Page:
         shown = {"made": "", "is_failing": False, "wrong": None, "name": None}
         text = template.render(shown, problem=problem, title=problem.status_code, above=above)
         return Response(text, problem.status_code, media_type="text/html")
-
-
-def _made(query: Mapping[str, str]) -> str:
-    """Return what is said after a change, given what to show; empty if there was none."""
-    done = query.get("done")
-    if done not in _OPERATIONS:
-        return ""
-    text = "The change is made; all workers know it within a second."
-    if done != "ban" or not query.get("key"):
-        return text
-    scope = scope_of(query["key"])
-    if scope == EVERYWHERE:
-        return text
-    return f"{text} The ban holds {scope.sentence}."
 
 
 def _fields_of(form: Mapping[str, str]) -> dict[str, str]:
