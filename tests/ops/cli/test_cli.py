@@ -281,16 +281,6 @@ def test_the_page_shows_what_the_command_prints_after_a_few_seconds(
         assert time.process_time() - start < 8  # a quarter of it where nothing else runs
 
 
-def test_what_suggest_prints_for_a_file_is_a_file_that_refuses_nobody_yet(tmp_path: Path, slidegate: Command) -> None:
-    log, file = tmp_path / "access.log", tmp_path / "slidegate.toml"
-    log.write_text(page_log())
-    shown = slidegate("suggest", str(log)).out
-    file.write_text(shown[shown.index("[[rules]]") :])
-    found = json.loads(slidegate("simulate", str(log), "--rules", str(file), "--json").out)
-    assert found["refused"] == 0
-    assert [(row["kind"], row["refused_clients"]) for row in found["rules"]] == [("shadow", 1)]
-
-
 # -- the command as operators see it: every line of transcripts, on real stores, with exit codes and errors ------------
 
 

@@ -33,7 +33,7 @@ from slidegate.ops.replay import AccessLogs, AccessRecord, Measured, Played, Rep
 from slidegate.ops.replay import logs as logs_module
 from slidegate.ops.replay.lines import NO_TIME, PRESETS, Preset, parse_line
 from slidegate.ops.replay.replay import checks_of, scope_of
-from slidegate.ops.replay.report import MINUTE_US, QUANTILES, measure, peak, quantile, refused_by, separation
+from slidegate.ops.replay.report import MINUTE_US, QUANTILES, measure, peak, quantile, refused_by
 from slidegate.ops.rows import span_of
 from slidegate.testing import FakeClock
 
@@ -549,61 +549,13 @@ def test_the_busiest_client_alone_moves_no_number_but_the_most(honest: list[int]
     for peak_of_it in (20 + once, 20 + once + more):
         measured = measure("all", named([0] * count for count in (*honest, peak_of_it)))
         assert measured.pop("most") == peak_of_it
-        assert measured.pop("busiest")[0]["most"] == peak_of_it
         decided = {f"{100 * share:g}%" for share in QUANTILES if share * (len(honest) + 1) > len(honest)}
         numbers = {name: value for name, value in measured.items() if name not in {*decided, "requests"}}
         numbers["would_refuse"] = [row["limit"] for row in measured["would_refuse"]]
-        numbers["separation"] = measured["separation"] and measured["separation"]["limit"]
         found.append(numbers)
     shorter, longer = found
     assert longer["would_refuse"][: len(shorter["would_refuse"])] == shorter["would_refuse"]
-    assert shorter.pop("separation") in (None, longer["separation"]), "the busiest one does not move the number"
-    del longer["separation"]
     assert {**longer, "would_refuse": None} == {**shorter, "would_refuse": None}
-
-
-BUSY = {
-    "one among many": ([3] * 199 + [3_000], "6/1m", 1),
-    "all equal": ([30] * 100, None, 0),
-    "a hundred moderate bots": ([1, 2, 3, 4, 5, 6] * 40 + [40] * 100, "10/1m", 100),
-    "more bots than visitors": ([5] * 99 + [60] * 101, None, 0),
-    "one among fifty": ([4] * 49 + [40], "8/1m", 1),
-    "one among forty-nine": ([4] * 48 + [40], None, 0),
-    "a slope without a gap": ([round(1.1**n) for n in range(1, 90)], None, 0),
-    "the ratio is three": ([10] * 60 + [30], "20/1m", 1),
-    "nearly three": ([10] * 60 + [29], None, 0),
-    "a few requests are chance": ([1] * 100 + [9], None, 0),
-    "the larger of two gaps": ([4] * 60 + [12, 120], "20/1m", 1),
-    "the lower of two gaps": ([4] * 60 + [40, 160], "8/1m", 2),
-    "a gap below the median": ([2] * 40 + [50] * 60, None, 0),
-}
-"""The busiest minutes of the clients of a log, the number that it shows, and how many clients this refuses."""
-
-
-@pytest.mark.parametrize("log", BUSY)
-def test_a_number_stands_in_the_largest_gap_between_clients_or_there_is_none(log: str) -> None:
-    peaks, limit, clients = BUSY[log]
-    found = measure("all", named([0] * count for count in peaks))
-    assert found["busiest"][0]["most"] == max(peaks)
-    if limit is None:
-        assert found["separation"] is None
-    else:
-        assert (found["separation"]["limit"], found["separation"]["clients"]) == (limit, clients)
-
-
-@given(st.lists(st.integers(1, 300), min_size=50, max_size=120), st.integers(1, 5), st.integers(3, 40))
-def test_a_suggested_number_refuses_who_is_above_the_gap_and_nobody_else(
-    below: list[int], attackers: int, ratio: int
-) -> None:
-    peaks = [*below, *[max(10, ratio * max(below))] * attackers]
-    found = separation(sorted(peaks))
-    assert found is not None
-    assert found["below"] <= found["amount"] < found["above"]
-    assert found["above"] >= 3 * found["below"]
-    more = separation(sorted([*below, *[1_000 * max(peaks)] * attackers]))
-    assert more is not None
-    assert more["amount"] >= found["amount"]
-    assert more["below"] == max(below), "the largest gap is that below the attackers"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["/a", "/b", "*"]), st.sampled_from(ENDS))))

@@ -1,9 +1,8 @@
-"""``slidegate simulate`` replays access logs against limits; ``slidegate suggest`` finds numbers for limits in them."""
+"""``slidegate simulate`` replays access logs against limits, ``slidegate suggest`` shows how busy clients were."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -12,8 +11,7 @@ import click
 
 from ... import RateLimitMiddleware
 from ..replay import AccessLogs, Measured, Replay, Simulated
-from ..replay.lines import NO_TIME, PRESETS
-from ..replay.report import ALL, LEAST_CLIENTS
+from ..replay.lines import IN_ANOTHER_ENCODING, NO_TIME, PRESETS
 from ..rows import span_of
 from .check import imported, middlewares_in
 from .main import middleware_of, note, program, show, table, time_of, with_json
@@ -23,8 +21,6 @@ MANY_REQUESTS: Final = 100
 TOO_MANY_CLIENTS: Final = 0.9
 """The share of clients in requests from which on a result means nothing."""
 _RULE_COLUMNS: Final = ("rule", "kind", "requests", "refused", "clients refused")
-_OWN_TABLES: Final = ("would_refuse", "separation", "busiest")
-"""What of a route is not shown in the table of all routes."""
 _MAX_LAYERS: Final = 100
 _BELOW: Final = ("middleware_stack", "asgi_app", "asgi_handler", "app")
 """The attributes in which Starlette, Quart, Litestar and middlewares keep the next layer."""
@@ -34,6 +30,14 @@ _ADD_A_TIME: Final = (
     "uvicorn logs no time: start it with --log-config and a file whose formatter of uvicorn.access has "
     '"fmt": "%(asctime)s %(client_addr)s - \\"%(request_line)s\\" %(status_code)s"; ' + _OTHER_FORMAT
 )
+_REMEDIES: Final = {
+    NO_TIME: _ADD_A_TIME,
+    **{
+        reason: f"convert it, for example with: iconv -f {name} -t UTF-8 LOG"
+        for name, reason in IN_ANOTHER_ENCODING.items()
+    },
+}
+"""What helps if most lines cannot be read, by the reason."""
 _NOTHING_AROUND: Final = (
     "the application has no RateLimitMiddleware around all of its routes; write its rules to a file for --rules"
 )
@@ -111,8 +115,8 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
     """Show how busy clients were, and what limits would have refused.
 
     For all requests, and for each route of an application (--app): the busiest minute of each client, as quantiles over
-    all clients, what a few limits would have refused, and a number where one separates few busy clients from the
-    others. It does not know which clients are honest: choose a limit that refuses only those that you would refuse.
+    all clients, and what a few limits would have refused. It does not know which clients are honest: choose a limit
+    that refuses only those that you would refuse.
     LOG may be compressed with gzip; - is stdin.
 
     \b
@@ -141,18 +145,11 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
 
 def _suggested_text(routes: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from ("", "Busiest minute of each client")
-    yield from table([name for name in routes[0] if name not in _OWN_TABLES], routes)
+    yield from table([name for name in routes[0] if name != "would_refuse"], routes)
     rows: list[dict[str, str]] = []
     for route in routes:
         rows += _refusals_at(route)
     yield from ("", "What limits would have refused", *table(tuple(rows[0]), rows))
-    yield from ("", "Numbers", *map(_separation_text, routes))
-    lines: list[str] = []
-    for route in routes:
-        if route["separation"] is not None:
-            lines += _rule_of(route)
-    if lines:
-        yield from ("", "For a configuration file. In shadow they refuse nobody, and report whom they would.", *lines)
 
 
 def _refusals_at(route: dict[str, Any]) -> Iterator[dict[str, str]]:
@@ -164,38 +161,6 @@ def _refusals_at(route: dict[str, Any]) -> Iterator[dict[str, str]]:
             "clients": _part(tried["clients"], route["clients"]),
             "requests": _part(tried["requests"], route["requests"]),
         }
-
-
-def _separation_text(route: dict[str, Any]) -> str:
-    """Return which number separates the clients of a route, or why none does."""
-    name, clients, found = route["route"], route["clients"], route["separation"]
-    if found is not None:
-        above = found["clients"]
-        busy = f"{above:,} at least {found['above']:,}"
-        others = f"{clients - above:,} clients made at most {found['below']:,} requests in their busiest minute"
-        return f"{name}: {found['limit']}. {others}, {busy}"
-    if clients < LEAST_CLIENTS:
-        return f"{name}: none, as a log of fewer than {LEAST_CLIENTS} clients shows no number"
-    busiest = ", ".join(f"{one['client']} ({one['most']:,})" for one in route["busiest"])
-    return f"{name}: none, as no number separates some clients from the others. The busiest are {busiest}"
-
-
-def _rule_of(route: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a rule with the number of a route, if its path can be told from its name.
-
-    A name does not say which paths a parameter takes.
-    """
-    methods, _, path = route["route"].partition(" ")
-    if route["route"] == ALL:
-        methods, path = "*", "*"
-    elif not path.startswith("/") or "{" in path:
-        return
-    yield from ("", "[[rules]]", f"path = {json.dumps(path)}")
-    if methods == "WS":
-        yield 'connection = "websocket"'
-    elif methods != "*":
-        yield f"methods = {json.dumps(methods.split(','))}"
-    yield from (f'limits = "{route["separation"]["limit"]}"', "shadow = true")
 
 
 def _part(part: int, whole: int) -> str:
@@ -258,9 +223,7 @@ def _check(logs: AccessLogs, target: Simulated | Measured) -> None:
     records = logs.lines - unreadable
     shown = f"{unreadable:,} of {logs.lines:,} lines cannot be read; {logs.example}"
     if unreadable > records:
-        remedy = _OTHER_FORMAT
-        if logs.unreadable.most_common(1)[0][0] == NO_TIME:
-            remedy = _ADD_A_TIME
+        remedy = _REMEDIES.get(logs.unreadable.most_common(1)[0][0], _OTHER_FORMAT)
         raise click.ClickException(f"{shown}; {remedy}")
     if not records:
         raise click.ClickException("the log is empty")

@@ -1,8 +1,8 @@
 """Counts what a replay decided, and measures the busiest moments of each client.
 
 `Simulated` counts requests, refusals and clients by rule. `Measured` keeps the times of all requests by route and
-client, eight bytes a request. From them it computes the busiest minute of each client, what a limit would have refused,
-by the same arithmetic as a limiter, and where a limit separates clients, see `separation`.
+client, eight bytes a request. From them it computes the busiest minute of each client, and what a limit would have
+refused, by the same arithmetic as a limiter.
 """
 
 from __future__ import annotations
@@ -27,17 +27,8 @@ MAX_REFUSED: Final = 10
 MINUTE_US: Final = 60_000_000
 QUANTILES: Final = (0.5, 0.95, 0.99, 0.999)
 MAX_TRIED: Final = 7
-MAX_BUSIEST: Final = 5
-LEAST_CLIENTS: Final = 50
-"""With fewer clients, no number is suggested."""
-LEAST_RATIO: Final = 3
-"""How many times the requests of the next client a client has at least made on the other side of a gap."""
-LEAST_REQUESTS: Final = 10
-"""The fewest requests a minute above a gap: below that, clients differ by chance."""
-_POWERS: Final = [10**power for power in range(8)]
-_AMOUNTS: Final = [digit * power for power in _POWERS for digit in (1, 2, 3, 4, 5, 6, 8)]
-"""The amounts that are suggested: each is at most twice the one before."""
-_ROUND: Final = [0, *(digit * power for power in _POWERS for digit in (1, 2, 5))]
+_ROUND: Final = [0, *(digit * 10**power for power in range(8) for digit in (1, 2, 5))]
+"""The amounts whose refusals are shown."""
 _BOUNDLESS: Final = Limit(2**31 - 1, "1s")
 ALL: Final = "all"
 _PER_ROUTE: Final = "per-route:"
@@ -244,11 +235,7 @@ def measure(route: str, times_us: Mapping[str, Sequence[int]]) -> Json:
         route: ``"all"``, or the methods and the path of a route.
         times_us: The times of the requests of each client, ascending.
     """
-    by_client = Counter({client: peak(times) for client, times in times_us.items()})
-    peaks = sorted(by_client.values())
-    found = separation(peaks)
-    if found is not None:
-        found |= refused_by(found["amount"], times_us.values())
+    peaks = sorted(map(peak, times_us.values()))
     return {
         "route": route,
         "requests": sum(map(len, times_us.values())),
@@ -256,8 +243,6 @@ def measure(route: str, times_us: Mapping[str, Sequence[int]]) -> Json:
         **{f"{100 * share:g}%": quantile(peaks, share) for share in QUANTILES},
         "most": peaks[-1],
         "would_refuse": [refused_by(amount, times_us.values()) for amount in _tried(peaks)],
-        "separation": found,
-        "busiest": [{"client": client, "most": most} for client, most in by_client.most_common(MAX_BUSIEST)],
     }
 
 
@@ -269,30 +254,6 @@ def _tried(peaks: Sequence[int]) -> Sequence[int]:
         if low < amount and below < peaks[-1]:
             tried.append(amount)
     return tried[:MAX_TRIED]
-
-
-def separation(peaks: Sequence[int]) -> Json | None:
-    """Return the amount a minute that separates clients; None if none does.
-
-    A log shows who is too busy only if there is a gap: among the busier half of at least `LEAST_CLIENTS` clients, the
-    next one made at least `LEAST_RATIO` times as many requests, and not by chance. The amount is up to twice what those
-    below the largest gap made: the clients above it, who may be attackers, have no influence on it.
-
-    Args:
-        peaks: The requests of each client in its busiest minute, ascending.
-    """
-    if len(peaks) < LEAST_CLIENTS:
-        return None
-    median = (len(peaks) - 1) // 2
-    gaps: list[tuple[float, int, int]] = []
-    for below, above in pairwise(peaks[median:]):
-        if above >= LEAST_REQUESTS:
-            gaps.append((above / below, below, above))
-    ratio, below, above = max(gaps, default=(0, 0, 0))
-    if ratio < LEAST_RATIO:
-        return None
-    amount = max(amount for amount in _AMOUNTS if amount <= 2 * below)
-    return {"amount": amount, "below": below, "above": above}
 
 
 def refused_by(amount: int, times_us: Iterable[Sequence[int]]) -> Json:
