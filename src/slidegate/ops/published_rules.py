@@ -158,3 +158,8 @@ def limits_by_rule(limits: Iterable[Any]) -> dict[str, str]:
     for one in limits:
         texts.setdefault(one.rule, []).append(limit_text(one))
     return {rule: "; ".join(of_rule) for rule, of_rule in texts.items()}
+
+
+def shadow_rules(limits: Iterable[Any]) -> set[str]:
+    """Return the labels of the rules that report only."""
+    return {one.rule for one in limits if one.shadow}

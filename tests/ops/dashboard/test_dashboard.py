@@ -537,6 +537,49 @@ async def test_viewers_share_what_is_read_from_the_store(site: Site, reads: list
     assert sorted(reads) == sorted({*reads})
 
 
+@pytest.fixture
+def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the store is asked, but the writes of this worker's own counts."""
+    asked, command = list[str](), site.limiter.engine.command
+
+    async def noted(ask: Callable[[], Any], *more: Any) -> Any:
+        asked.append(getattr(ask, "__qualname__", str(ask)))
+        return await command(ask, *more)
+
+    listed = site.limiter.engine.listed
+
+    def noted_pages(pages: Callable[[], Any]) -> Any:
+        asked.append("bans")
+        return listed(pages)
+
+    for holder in (site.limiter.engine, site.limiter.engine.rows, site.limiter.engine.news):
+        for name in ("command", "_command"):
+            if hasattr(holder, name):
+                monkeypatch.setattr(holder, name, noted)
+    monkeypatch.setattr(site.limiter.engine, "listed", noted_pages)
+    return asked
+
+
+@pytest.mark.parametrize("view", [*VIEWS, "?rule=all", "clients?key=198.51.100.0"])
+async def test_a_view_asks_the_store_as_few_questions_whoever_has_sent_requests(
+    view: str, site: Site, asked: list[str]
+) -> None:
+    numbers = []
+    for clients in (1, 60):
+        for number in range(clients):
+            await site.visit(times=22, client=f"198.51.100.{number}", x_api_key=f"k{number}")
+            await site.limiter.ban(f"198.51.100.{number}", "1h")
+        await Statistics.of(site.limiter).publish()
+        site.clock.advance("10s")
+        asked.clear()
+        path, _, query = view.partition("?")
+        headers = {"host": HOST, "authorization": basic(TOKEN)}
+        assert (await call(site.dashboard, f"/{path}", headers=headers, query_string=query.encode())).status == 200
+        numbers.append(len([one for one in asked if "keep" not in one and "write" not in one]))
+    assert numbers[1] <= numbers[0], asked
+    assert numbers[1] <= (16 if "key" in view else 8), asked
+
+
 @pytest.mark.parametrize("window", ["5m", "1h"])
 async def test_an_answer_is_shared_for_two_seconds(window: str, site: Site, reads: list[str]) -> None:
     for pause_us, times in ((0, 1), (0, 1), (1_999_999, 1), (1, 2)):

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from ...core import Ban
 from ...limiter import Action
-from ..statistics import EVERY_S, Ranking, Stats, Traffic
+from ..statistics import EVERY_S, Stats, Traffic
 from ..stats_rows import CLIENTS, STEPS, Steps
 
 HEIGHT: Final = 150
@@ -51,18 +51,6 @@ class Counts(NamedTuple):
     def seen_s(self) -> float:
         """For how long workers have counted, as far as it is in the window: the time that rates are of."""
         return max(self.stats.seen_us / 1_000_000, EVERY_S)
-
-
-class Recent(NamedTuple):
-    """What was counted in the last five minutes, in the same slices of the store's time.
-
-    Attributes:
-        counts: All requests.
-        clients: The clients.
-    """
-
-    counts: Counts
-    clients: Ranking
 
 
 class Mark(NamedTuple):

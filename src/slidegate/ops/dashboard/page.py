@@ -142,12 +142,13 @@ class Page:
 
     async def _numbers(self) -> dict[str, tuple[int, str]]:
         """Return the numbers beside the names of views, and of what they are."""
-        recent, bans, changes = await together(
-            self._service.recent, self._service.bans, partial(self._service.shared, self._limiter.overrides)
+        service = self._service
+        clients, bans, changes = await together(
+            service.clients, service.bans, partial(service.shared, self._limiter.overrides)
         )
         findings = sum(len(middleware.findings) for middleware in self._limiter.middlewares)
         return {
-            "clients": (len(recent.clients.refused), "refused"),
+            "clients": (len(clients.refused), "refused"),
             "bans": (bans.total, "active"),
             "configuration": (findings + len(changes), "findings and changes"),
         }

@@ -23,9 +23,9 @@ from ...core.errors import quoted
 from ...limiter import Override
 from ..explain import Facts, facts_of
 from ..rows import key_of
-from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
+from ..statistics import LoggedEvent, Ranking, Statistics
 from ..stats_rows import CLIENTS, KEYS, read_events, read_ranking, read_stats, steps_of
-from .counts import Counts, Recent, merged, steps_of_clients
+from .counts import Counts, merged, steps_of_clients
 from .line import MEANWHILE, Line, Proposal, Refusals, kinds_of, line_of, refusals_of, stands_for
 from .texts import span
 
@@ -155,29 +155,9 @@ class Service:
 
     # -- what was counted ----------------------------------------------------------------------------------------------
 
-    async def recent(self) -> Recent:
-        """Return what was counted in the last five minutes."""
-        return await self.shared(self._read_recent)
-
-    async def _read_recent(self) -> Recent:
-        now_us = await self.written()
-        counts, clients = await together(
-            partial(self._read_counts, now_us, WINDOW, "", ""),
-            partial(read_ranking, self.limiter, CLIENTS, MAX_CLIENTS, now_us),
-        )
-        return Recent(counts, clients)
-
-    async def keys(self) -> Ranking:
-        """Return the keys of other kinds of the last five minutes, such as the values of a header."""
-
-        async def read() -> Ranking:
-            return await read_ranking(self.limiter, KEYS, MAX_CLIENTS, await self.written())
-
-        return await self.shared(read, "keys")
-
     async def written(self) -> int:
-        """Write what this worker has counted; return the store's time, in whose slices that counts."""
-        return await self.shared(self._statistics.publish, "written")
+        """Write what this worker has counted; return the store's time, which is the clock of what is read after it."""
+        return await self.shared(self._statistics.publish)
 
     async def counts(self, window: str, rule: str = "", route: str = "") -> Counts:
         """Return what was counted in a window, of one rule or route if one is named.
@@ -187,13 +167,12 @@ class Service:
         """
         if window not in WINDOWS:
             raise ConfigurationError(f"expected one of {', '.join(WINDOWS)}, not {quoted(window)}", "window")
-        if window == WINDOW and not rule and not route:
-            return (await self.recent()).counts
-
-        async def read() -> Counts:
-            return await self._read_counts(await self.written(), window, rule, route)
-
-        return await self.shared(read, "counts", window, rule, route)
+        now_us = await self.written()
+        clock = ""
+        if window == WINDOW:  # whose counts are shown beside those of clients
+            clock = str(now_us)
+        read = partial(self._read_counts, now_us, window, rule, route)
+        return await self.shared(read, "counts", window, rule, route, clock)
 
     async def _read_counts(self, now_us: int, window: str, rule: str, route: str) -> Counts:
         steps = steps_of(window)
@@ -202,6 +181,18 @@ class Service:
         stats = await read_stats(self.limiter, steps, rule or None, route or None, now_us)
         at = time.time()
         return Counts(window, merged(stats), at - (now_us - stats.start_us) / 1_000_000, at)
+
+    async def clients(self) -> Ranking:
+        """Return the clients of the last five minutes, of the same slices as their counts."""
+        return await self._ranking(CLIENTS)
+
+    async def keys(self) -> Ranking:
+        """Return the keys of other kinds, such as the values of a header."""
+        return await self._ranking(KEYS)
+
+    async def _ranking(self, kind: str) -> Ranking:
+        now_us = await self.written()
+        return await self.shared(partial(read_ranking, self.limiter, kind, MAX_CLIENTS, now_us), kind, str(now_us))
 
     async def refusals(self) -> Refusals:
         """Return who was refused in the last five minutes."""
@@ -224,14 +215,15 @@ class Service:
         return found
 
     async def _read_refusals(self) -> tuple[Refusals, Line]:
-        recent, bans, published = await together(self.recent, self.bans, partial(self.shared, self.limiter.published))
+        counts, ranking, bans, published = await together(
+            partial(self.counts, WINDOW), self.clients, self.bans, partial(self.shared, self.limiter.published)
+        )
         kinds = kinds_of(published)
         proxies = [one.client.networks for one in self.limiter.middlewares]
-        clients: list[ClientTraffic] = recent.clients.refused
-        banned = {one.key for one in clients if bans.refuse(one.key)}
+        banned = {one.key for one in ranking.refused if bans.refuse(one.key)}
         while True:
-            refused = recent.counts.stats.total.refused
-            refusals = refusals_of(clients, refused, banned, partial(stands_for, kinds=kinds, proxies=proxies))
+            many = partial(stands_for, kinds=kinds, proxies=proxies)
+            refusals = refusals_of(ranking.refused, counts.stats.total.refused, banned, many)
             line = line_of(refusals)
             # The ban of an operator does not show in the keys of its clients. Each that is named has more than half of
             # what is left, so that few are asked for.

@@ -14,7 +14,7 @@ from ... import Limiter, __version__
 from ...core import Ban, compiled
 from ...limiter import Action, Override
 from ..kinds import ADDRESS, EVERYONE
-from ..published_rules import LimitRow, RuleRow, limit_rows, limits_by_rule, rule_rows, unread_of
+from ..published_rules import LimitRow, RuleRow, limit_rows, limits_by_rule, rule_rows, shadow_rules, unread_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Traffic, Worker
 from .counts import Counts, Curve, curve_of, marks_of
 from .line import ClientRow, Line, Refusals, kinds_of, row_of
@@ -108,22 +108,23 @@ class OnePart:
 async def one_part(service: Service, query: Query) -> OnePart:
     """Return the view of the rule or route that the query names."""
     rule, route = query.get("rule", ""), query.get("route", "")
-    counts, recent, keys, published, bans, history, events = await together(
+    counts, ranking, published, bans, history = await together(
         partial(service.counts, _window(query), rule, route),
-        service.recent,
-        service.keys,
+        service.clients,
         partial(service.shared, service.limiter.published),
         service.bans,
         partial(service.shared, service.limiter.history),
-        service.events,
     )
-    who, ranking = "Client", recent.clients
+    limits = service.limiter.limits()
+    who, events = "Client", []
     if kinds_of(published).get(rule, "") not in _OF_CLIENTS:
-        who, ranking = "Key", keys
+        who, ranking = "Key", await service.keys()
+    if rule in shadow_rules(limits):
+        events = await service.events()
     return OnePart(
         name=rule or route,
         rule=rule,
-        limits=limits_by_rule(service.limiter.limits()).get(rule, ""),
+        limits=limits_by_rule(limits).get(rule, ""),
         counts=counts,
         curve=curve_of(counts, marks_of(history, bans.newest)),
         who=who,
@@ -159,9 +160,9 @@ class Clients:
 
 async def clients(service: Service, query: Query) -> Clients:
     """Return the view of clients; with `key` in the query, that of one client as well."""
-    asks = service.recent, service.keys, service.bans, partial(_client, service, query)
-    recent, keys, bans, client = await together(*asks)
-    return Clients(client, _ranked(recent.clients, bans, query), _ranked(keys, bans, query))
+    asks = service.clients, service.keys, service.bans, partial(_client, service, query)
+    ranking, keys, bans, client = await together(*asks)
+    return Clients(client, _ranked(ranking, bans, query), _ranked(keys, bans, query))
 
 
 async def _client(service: Service, query: Query) -> Client | None:
@@ -245,7 +246,7 @@ def own_configuration(service: Service) -> Configuration:
 
 def _rules(counts: Mapping[str, Traffic], limits: Iterable[Any], query: Query) -> list[Part]:
     """Return the rules that have counted, and all shadow rules; with ``only=shadow`` these alone."""
-    shadows = {one.rule for one in limits if one.shadow}
+    shadows = shadow_rules(limits)
     texts = limits_by_rule(limits)
     parts = []
     for name in {*counts, *shadows}:
