@@ -575,9 +575,9 @@ async def test_a_view_asks_the_store_as_few_questions_whoever_has_sent_requests(
         path, _, query = view.partition("?")
         headers = {"host": HOST, "authorization": basic(TOKEN)}
         assert (await call(site.dashboard, f"/{path}", headers=headers, query_string=query.encode())).status == 200
-        numbers.append(len([one for one in asked if "keep" not in one and "write" not in one]))
-    assert numbers[1] <= numbers[0], asked
-    assert numbers[1] <= (16 if "key" in view else 8), asked
+        # The time is asked once; a timer may write meanwhile, and ask for it, too.
+        numbers.append(1 + len([one for one in asked if "time" not in one and "write" not in one]))
+    assert numbers[1] <= numbers[0] <= (16 if "key" in view else 8), asked
 
 
 @pytest.mark.parametrize("window", ["5m", "1h"])
