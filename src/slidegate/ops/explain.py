@@ -61,16 +61,17 @@ async def facts_of(limiter: Limiter, key: Any) -> Facts:
     keys = {reader.subject.key, *(reader.subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
     refusals: list[LoggedEvent] | None = None
     if await limiter.rows(WORKERS):
-        reader.amounts = await read_amounts(limiter, keys)
         refusals = await _refusals_of(limiter, keys)
+        reader.amounts = await read_amounts(limiter, keys)
+        for event in refusals:
+            reader.amounts.setdefault((event.details["key"], event.details["rule"]), event.details.get("limit", ""))
     else:
         reader.leave_out("refusals, as no worker has written statistics within five minutes")
     overrides = {one.name: one for one in await limiter.overrides()}
-    reader.changed = {
-        rule: overrides[rule.name].limit
-        for rule in rules
-        if rule.name in overrides and rule.named().takes(overrides[rule.name].limit)
-    }
+    for rule in rules:
+        change = overrides.get(rule.name)
+        if change is not None and rule.named().takes(change.limit):
+            reader.changed[rule] = change.limit
     reader.bans = [ban async for ban in limiter.bans() if ban.key in keys or reader.subject.part_banned(ban).is_any]
     now_us = await _read_windows(limiter, reader, rules)
     rows: dict[Fact, int] = {}

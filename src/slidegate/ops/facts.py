@@ -42,6 +42,10 @@ class Does(StrEnum):
     NOT_READ = "not read"
 
 
+_WITHOUT_LIMIT: Final = {"block": Does.REFUSES, "exempt": Does.PASSES}
+"""What rules do that have no limit."""
+
+
 @dataclass(frozen=True)
 class Fact:
     """What one rule, list or ban is to a key.
@@ -82,7 +86,7 @@ def joined(*texts: str) -> str:
 
 @dataclass
 class FactsOfRules:
-    """Makes the rows of a key.
+    """Makes the rows of a key from published rules: first it says which windows are needed, then it is given them.
 
     Attributes:
         subject: The key.
@@ -94,8 +98,8 @@ class FactsOfRules:
 
     subject: Subject
     bans: Sequence[Ban] = ()
-    amounts: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    changed: Mapping[PublishedRule, str] = field(default_factory=dict)
+    amounts: dict[tuple[str, str], str] = field(default_factory=dict)
+    changed: dict[PublishedRule, str] = field(default_factory=dict)
     windows: Mapping[Place, LimitState] = field(default_factory=dict)
     _left_out: dict[str, dict[str, None]] = field(default_factory=dict)
 
@@ -107,8 +111,10 @@ class FactsOfRules:
         """Return what could not be read, in words."""
         found: list[str] = []
         for what, whose in self._left_out.items():
-            names = listed([*filter(None, whose)])
-            found.append(f"{what} ({names})" if names else what)
+            names = [name for name in whose if name]
+            if names:
+                what += f" ({listed(names)})"
+            found.append(what)
         return found
 
     def places_of(self, rule: PublishedRule) -> list[Place]:
@@ -158,11 +164,11 @@ class FactsOfRules:
     def _of_list(self, kind: str, does: Does, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
         """Yield the row of a list that contains the key, or may contain it or a part of it."""
         parts = [rule for rule in rules if rule.action == kind]
+        if not parts:
+            return
         unpublished = sum(rule.size for rule in parts if not rule.ranges)
         listed_part = self.subject.part_in(networks_of(rule.ranges for rule in parts))
         note = ""
-        if not parts:
-            return
         if not self.subject.is_address:
             note = "if it lists its address"
         elif not listed_part.is_whole and unpublished:
@@ -177,8 +183,10 @@ class FactsOfRules:
 
     def _of_bans(self, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
         """Yield a row for each ban: of every request, or of those for which a rule reads the banned key."""
-        read_always = {self.subject.key} if self.subject.is_address else set[str]()
-        read_always |= {self.subject.counted_by(rule)[0] for rule in rules if rule.action in ("client", "ban")}
+        # A middleware reads the key of its client, and its policies read theirs, on every request.
+        read_always = {self.subject.counted_by(rule)[0] for rule in rules if rule.action in ("client", "ban")}
+        if self.subject.is_address:
+            read_always.add(self.subject.key)
         for ban in self.bans:
             row = Fact(ban.by, "ban", EVERY + where, ban.key, Does.REFUSES, ban.reason, ban=ban)
             part = self.subject.part_banned(ban)
@@ -191,16 +199,19 @@ class FactsOfRules:
                 if not rule.bucket or rule.shadow:
                     continue
                 key, among = self.subject.counted_by(rule)
-                if key == ban.key:
-                    yield replace(row, requests=(rule.requests or EVERY) + among + where)
+                if key != ban.key:
+                    continue
+                of_rule = replace(row, requests=(rule.requests or EVERY) + among + where)
+                if rule.conditional:
+                    of_rule = replace(of_rule, does=Does.MAY_REFUSE, note=joined(ban.reason, _condition_of(rule)))
+                yield of_rule
 
     def _of_rule(self, rule: PublishedRule, requests: str) -> Iterator[Fact]:
         """Yield the rows of a rule: one for each of its limits."""
-        condition = _condition_of(rule)
-        if rule.action == "exempt":
-            yield Fact(rule.rule, rule.action, requests, "", Does.PASSES, condition)
-        if rule.action == "block":
-            does = Does.MAY_REFUSE if condition else Does.REFUSES
+        if rule.action in _WITHOUT_LIMIT:
+            does, condition = _WITHOUT_LIMIT[rule.action], _condition_of(rule)
+            if condition and does is Does.REFUSES:
+                does = Does.MAY_REFUSE
             yield Fact(rule.rule, rule.action, requests, "", does, condition)
         if rule.action != "limit" or not rule.bucket:
             return
@@ -272,7 +283,7 @@ def _below(above: Sequence[Fact], row: Fact) -> Fact:
     for one in above:
         if not _may_meet(one.requests, row.requests):
             continue
-        is_certain = not one.note
+        is_certain = not one.note  # its note says on what it depends
         if is_certain and (one.requests.startswith(EVERY) or one.requests == row.requests):
             return replace(row, does=Does.NOT_REACHED, note=f"{one.by} passes above")
         unless.append(one.by)
