@@ -36,9 +36,10 @@ from slidegate.events import Event, Observer, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import recent_events, tally
 from slidegate.ops import statistics as module
+from slidegate.ops.slices import MAX_CLIENTS, STEPS, decoded, encoded
 from slidegate.ops.statistics import EVERY_S, PART, Ranking, Statistics, Traffic
-from slidegate.ops.stats_rows import ALIVE_S, STEPS, WORKERS
-from slidegate.ops.tally import MAX_CLIENTS, MAX_SERIES, OTHER, Tally, decoded, encoded
+from slidegate.ops.stats_rows import ALIVE_S, WORKERS
+from slidegate.ops.tally import MAX_SERIES, OTHER, Tally
 from slidegate.ops.traffic import MAX_NAMES, ClientTraffic
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.windows.histogram import BUCKETS

@@ -10,9 +10,8 @@ from .. import Limiter
 from ..limiter import Override, PublishedRule, inspect_keys
 from .facts import EVERY, Does, Fact, FactsOfRules, joined
 from .kinds import EVERYONE, Subject
-from .recent_events import WHO
+from .recent_events import WHO, LoggedEvent
 from .stats_rows import WORKERS, read_amounts, read_events
-from .traffic import LoggedEvent
 
 MOST_REFUSALS: Final = 10
 NOT_LISTED: Final = "limits at endpoints that nobody has asked since the start are not listed"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..core import Decision
 from ..core.logs import escaped, written
@@ -25,6 +25,24 @@ OF_REFUSALS: Final = ("exceeded", "shadow_refused")
 
 WHO: Final = ("client", "key", "ban")
 """The details of a refusal that say who was refused."""
+
+
+class LoggedEvent(NamedTuple):
+    """An event of one worker.
+
+    Attributes:
+        kind: The kind, for example ``"banned"``; ``"refused"`` for a refused request.
+        message: One line for people, printable, at most 256 characters.
+        time_us: When it happened, in microseconds of Unix time.
+        details: The subjects of the message by name, not escaped, at most 128 characters each.
+        worker: The name of the worker.
+    """
+
+    kind: str
+    message: str
+    time_us: int
+    details: Mapping[str, str]
+    worker: str
 
 
 class RecentEvents:

@@ -27,25 +27,22 @@ from ..core.arguments import check_whole
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import Throttle, logger
 from ..events import Event, Observer, Outcome, Passed
-from .recent_events import RecentEvents
-from .slices import Slices
+from .recent_events import LoggedEvent, RecentEvents
+from .slices import CLIENTS, KEYS, Slices, encoded, pause
 from .stats_rows import (
     ALIVE_S,
-    CLIENTS,
     EVENTS,
     KEPT_US,
-    KEYS,
     WORKERS,
     bounded,
     own_name,
-    pause,
     read_events,
     read_ranking,
     read_stats,
     steps_of,
 )
-from .tally import MAX_SERIES, OTHERS, Tally, encoded
-from .traffic import ClientTraffic, LoggedEvent, Ranking, Stats, Traffic, Worker
+from .tally import MAX_SERIES, OTHERS, Tally
+from .traffic import ClientTraffic, Ranking, Stats, Traffic, Worker
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Ranking", "Statistics", "Stats", "Traffic", "Worker"]
 
@@ -190,7 +187,7 @@ class Statistics(Observer):
         now_us = await self._limiter.now_us()
         self._ahead_s = now_us / 1_000_000 - monotonic()
         with self._counting:
-            self._slices.add(self._tally, now_us)
+            self._slices.add(self._tally.series, self._tally.clients, self._tally.keys, now_us)
             self._tally.begin_anew()
         await self._slices.write()
         await self._keep_events()

@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from heapq import nlargest
 from typing import Any, Final, NamedTuple
 
 import anyio
-from anyio.lowlevel import checkpoint
 
 from .. import Limiter
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, quoted
-from .tally import Clients, Series, decoded
-from .traffic import LoggedEvent, Ranking, Stats, Traffic, Worker
+from .recent_events import LoggedEvent
+from .slices import CLIENTS, KEYS, STEPS, Clients, Series, decoded, pause
+from .traffic import Ranking, Stats, Traffic, Worker
 
 ALIVE_S: Final = 300.0
 """A worker that has written nothing for so many seconds is no longer listed."""
@@ -30,18 +30,7 @@ END_S: Final = 5.0
 """How long the end of an application waits for a store that does not answer, in seconds."""
 KEPT_US: Final = 86_400_000_000
 """How long the events of a worker are shown, in microseconds."""
-
-# The kinds of rows. Their names change with their format, so that two versions do not read each other's.
-CLIENTS, KEYS, WORKERS, EVENTS = "stats8-clients", "stats8-keys", "stats7-workers", "stats8-events"
-STEPS: Final = {
-    "stats8-5s": (5_000_000, 60),
-    "stats8-5m": (300_000_000, 288),
-    CLIENTS: (60_000_000, 5),
-    KEYS: (60_000_000, 5),
-}
-"""The length of the slices of each kind in microseconds, and how many are kept.
-
-The shortest come first, because a window takes the first in which it fits. So it never takes those of clients."""
+WORKERS, EVENTS = "stats7-workers", "stats8-events"
 
 
 class Steps(NamedTuple):
@@ -75,12 +64,6 @@ def own_name() -> dict[str, Any]:
 def _name_of(row: Mapping[str, Any], identity: bytes) -> str:
     """Return the unique name of a worker, given one of its rows: after a fork a process has another identity."""
     return f"{row['host']}:{row['pid']}:{identity[:4].hex()}"
-
-
-async def pause() -> None:
-    """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
-    with suppress(RuntimeError):
-        await checkpoint()
 
 
 def bounded() -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""What one worker counts, and how it is written in the rows of a store.
+"""What one worker counts before it is added to slices.
 
     request --> pending requests --> tally --> current slices --> rows in the store
              1 append            128 at once   every 5 s, by the store's clock
@@ -8,142 +8,25 @@ Requests are counted many at a time: an ordinary one costs its client's counts, 
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_network
-from operator import attrgetter
-from typing import Any, Final, Self, TypeAlias
+from typing import Final
 
 from ..core import Bucket, Check, Decision, Reason
 from ..core.memo import remember
-from ..core.stored import json_of
 from ..events import Outcome, Passed
-from ..windows import ResponseTimes
 from .metrics import OTHER, rules_of
-from .traffic import COUNTS, MAX_NAMES, ClientTraffic, Ranking, Traffic, add_to, count_answer, text_of
+from .slices import Clients, Series, SeriesName
+from .traffic import MAX_NAMES, ClientTraffic, Traffic, add_to, count_answer, text_of
 
 MAX_SERIES: Final = 200
-MAX_CLIENTS: Final = 1_000
-"""With more clients, those with the fewest requests and refusals are forgotten."""
-TOP_CLIENTS: Final = 100
-"""How many of the busiest clients, and how many of those that are refused most, are in a row."""
 NO_ROUTE: Final = "(no route)"
 
-SeriesName: TypeAlias = tuple[tuple[str, ...], str]
-"""The rules that counted or refused some requests, and their route: empty for refusals before a route was found."""
 OTHERS: Final[SeriesName] = ((OTHER,), OTHER)
 """The name of requests beyond `MAX_SERIES` combinations of rules and route."""
 _OF_PEOPLE: Final = ("user", "header", "cookie", "combined")
 """The kinds of keys that each of several people behind one address has."""
-_FIELDS: Final = tuple(one.name for one in fields(ClientTraffic) if one.name != "latest")
-
-
-# -- rows --------------------------------------------------------------------------------------------------------------
-
-
-def encoded(value: object) -> bytes:
-    """Return the row for a value of JSON, compressed in the least time."""
-    return zlib.compress(json_of(value), zlib.Z_BEST_SPEED)
-
-
-def decoded(row: bytes) -> Any:
-    """Return the value in a row."""
-    return json.loads(zlib.decompress(row))
-
-
-def _line_of(one: object, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of an object that are neither 0 nor empty."""
-    return {name: value for name in names if (value := getattr(one, name))}
-
-
-def _known(line: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields that this version knows, of those that were written."""
-    return {name: line[name] for name in names if name in line}
-
-
-class Series(dict[SeriesName, Traffic]):
-    """The traffic of each combination of rules and route."""
-
-    def of(self, name: SeriesName) -> Traffic:
-        """Return the traffic of a combination, which is added if it is missing."""
-        return self.get(name) or self.setdefault(name, Traffic())
-
-    def added_to(self, before: Self | None) -> Self:
-        """Return the sum of this and what was counted before, if anything was: another object."""
-        together = type(self)(before or {})
-        for name, traffic in self.items():
-            together.of(name).add(traffic)
-        return together
-
-    def packed(self) -> bytes:
-        """Return the row of a slice."""
-        lines: list[Any] = []
-        for (rules, route), traffic in self.items():
-            times = traffic.times
-            line = {"rules": rules, "route": route, "sum_us": times.sum_us, "min_us": times.min_us}
-            line["buckets"] = list(times.buckets.items())
-            lines.append(line | _line_of(traffic, COUNTS))
-        return encoded(lines)
-
-    @staticmethod
-    def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Traffic]]:
-        """Return what is in the row of a slice."""
-        for line in decoded(row):
-            traffic = Traffic(**_known(line, COUNTS))
-            traffic.times = ResponseTimes(line["sum_us"], line["min_us"], dict(line["buckets"]))
-            yield (tuple(line["rules"]), line["route"]), traffic
-
-
-class Clients(dict[str, ClientTraffic]):
-    """The traffic of each client; or of each key of another kind."""
-
-    def of(self, key: str) -> ClientTraffic:
-        """Return the traffic of a client, which is added if it is missing."""
-        return self.get(key) or self.setdefault(key, ClientTraffic(key))
-
-    def added_to(self, before: Self | None) -> Self:
-        """See `Series.added_to`."""
-        together = type(self)()
-        counted = [*self.items()]
-        if before is not None:
-            counted = [*before.items(), *counted]
-        for key, client in counted:
-            together.of(key).add(client)
-        together.forget_rare()
-        return together
-
-    def forget_rare(self) -> None:
-        """If there are too many, forget those that are neither among the busiest nor among the most refused."""
-        if len(self) > MAX_CLIENTS:
-            kept = self.ranking(MAX_CLIENTS // 4).each()
-            self.clear()
-            self.update({one.key: one for one in kept})
-
-    def ranking(self, most: int) -> Ranking:
-        """Return the busiest and those that are refused most."""
-        # Sorting is faster than `nlargest` for so many.
-        busiest = sorted(self.values(), key=attrgetter("requests"), reverse=True)
-        refused = [one for one in self.values() if one.refused]
-        refused.sort(key=attrgetter("refused"), reverse=True)
-        return Ranking(busiest[:most], refused[:most])
-
-    def packed(self) -> bytes:
-        """Return the row of a slice."""
-        first = self.ranking(TOP_CLIENTS).each()
-        for one in first:
-            one.name_latest()
-        return encoded([_line_of(one, _FIELDS) for one in first])
-
-    def add_row(self, row: bytes) -> None:
-        """Add what is in the row of a slice."""
-        for line in decoded(row):
-            one = ClientTraffic(**_known(line, _FIELDS))
-            self.of(one.key).add(one)
-
-
-# -- counting ----------------------------------------------------------------------------------------------------------
 
 
 class Tally:

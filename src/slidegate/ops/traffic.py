@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
@@ -295,21 +295,3 @@ class Ranking(NamedTuple):
         """Return those of both lists, each once."""
         found = {one.key: one for one in [*self.busiest, *self.refused]}
         return [*found.values()]
-
-
-class LoggedEvent(NamedTuple):
-    """An event of one worker.
-
-    Attributes:
-        kind: The kind, for example ``"banned"``; ``"refused"`` for a refused request.
-        message: One line for people, printable, at most 256 characters.
-        time_us: When it happened, in microseconds of Unix time.
-        details: The subjects of the message by name, not escaped, at most 128 characters each.
-        worker: The name of the worker.
-    """
-
-    kind: str
-    message: str
-    time_us: int
-    details: Mapping[str, str]
-    worker: str

@@ -14,8 +14,9 @@ from markupsafe import Markup
 
 from ...core import Ban
 from ...limiter import Action
+from ..slices import CLIENTS, STEPS
 from ..statistics import EVERY_S, Stats, Traffic
-from ..stats_rows import CLIENTS, STEPS, Steps
+from ..stats_rows import Steps
 
 HEIGHT: Final = 150
 MAX_POINTS: Final = 72

@@ -23,8 +23,9 @@ from ...core.errors import quoted
 from ...limiter import Override
 from ..explain import Facts, facts_of
 from ..rows import key_of
+from ..slices import CLIENTS, KEYS
 from ..statistics import LoggedEvent, Ranking, Statistics
-from ..stats_rows import CLIENTS, KEYS, read_events, read_ranking, read_stats, steps_of
+from ..stats_rows import read_events, read_ranking, read_stats, steps_of
 from .counts import Counts, merged, steps_of_clients
 from .line import MEANWHILE, Line, Proposal, Refusals, kinds_of, line_of, refusals_of, stands_for
 from .texts import span
