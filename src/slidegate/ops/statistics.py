@@ -258,15 +258,7 @@ class Statistics(Observer):
         return await self._ranking(CLIENTS, limit)
 
     async def keys(self, limit: int = 50) -> Ranking:
-        """Return the same of keys that stand for no client, such as the values of a header or users.
-
-        Args:
-            limit: See `clients`.
-
-        Raises:
-            ConfigurationError: `limit` is out of range.
-            StoreError: The store does not answer.
-        """
+        """Return the same of keys that stand for no client, such as the values of a header or users; see `clients`."""
         return await self._ranking(KEYS, limit)
 
     async def _ranking(self, kind: str, limit: int) -> Ranking:

@@ -17,8 +17,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments: The arguments after ``slidegate``; by default those of the process.
 
     Returns:
-        0 for success; 1 for a failure or a negative answer; 2 for wrong usage; 3 and 4 for what `slidegate explain`
-        answers; 130 after Ctrl-C.
+        0 for success; 1 for a failure or a negative answer; 2 for wrong usage; 3 if `slidegate explain` has no answer;
+        130 after Ctrl-C.
     """
     # Text in another encoding must not raise; of input it is no valid value, as in an argument.
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, _SHOWN), (sys.stderr, _SHOWN)):

@@ -39,9 +39,8 @@ START_TIMEOUT_S: Final = 60.0
 MAX_WALKED: Final = 200_000
 """The most objects of an application that are searched for middlewares; a large application has a few thousand."""
 MAX_HELD: Final = 10_000
-"""The most objects in a list or dict of layers or routes; larger ones are data, and would hide what is behind them."""
-_MEMORY: Final = "SG103"
-"""The code of the middleware's finding about memory stores."""
+"""The most objects in a list or dict of layers or routes; larger ones are data."""
+_MEMORY: Final = "SG103"  # the middleware's finding about memory stores
 _LONG_US: Final = 3_600_000_000
 _NOT_THERE: Final = re.compile("the first worker creates it")
 _OUTSIDE: Final = (type, ModuleType, FrameType, CodeType, str, bytes, int, float)
@@ -274,9 +273,7 @@ def _about_file(path: Path) -> list[Finding]:
 def _address_in(path: Path) -> str:
     """Return the address of the store of a valid configuration file; else that of the environment."""
     address: str | None = tomllib.loads(path.read_text("utf-8-sig")).get("store")
-    if address is not None:
-        return address
-    return os.environ.get(STORE_VARIABLE) or "memory://"
+    return address or os.environ.get(STORE_VARIABLE) or "memory://"
 
 
 def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
