@@ -62,24 +62,20 @@ class Api:
         service: Reads the limiter.
 
     Attributes:
-        operations: (method, name) -> operation.
+        operations: name -> method -> operation.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._limiter = service.limiter
-        self.operations: dict[tuple[str, str], Callable[..., Awaitable[dict[str, Any]]]] = {
-            ("GET", "statistics"): self.read_statistics,
-            ("GET", "summary"): self.read_summary,
-            ("GET", "client"): self.read_client,
-            ("GET", "bans"): self.read_bans,
-            ("POST", "bans"): self.ban,
-            ("DELETE", "bans"): self.unban,
-            ("GET", "limits"): self.read_limits,
-            ("PUT", "limits"): self.change,
-            ("DELETE", "limits"): self.restore,
-            ("GET", "history"): self.read_history,
-            ("GET", "rules"): self.read_rules,
+        self.operations: dict[str, dict[str, Callable[..., Awaitable[dict[str, Any]]]]] = {
+            "statistics": {"GET": self.read_statistics},
+            "summary": {"GET": self.read_summary},
+            "client": {"GET": self.read_client},
+            "bans": {"GET": self.read_bans, "POST": self.ban, "DELETE": self.unban},
+            "limits": {"GET": self.read_limits, "PUT": self.change, "DELETE": self.restore},
+            "history": {"GET": self.read_history},
+            "rules": {"GET": self.read_rules},
         }
 
     async def call(self, method: str, name: str, fields: Mapping[str, Any], by: str) -> dict[str, Any]:
@@ -94,7 +90,7 @@ class Api:
         Raises:
             ConfigurationError: A field is unknown, missing or invalid. Values that may be secret are not shown.
         """
-        operation = self.operations[method, name]
+        operation = self.operations[name][method]
         parameters = signature(operation).parameters
         known = [one for one in parameters if one != "by"]
         for field in fields:
@@ -167,7 +163,7 @@ class Api:
 
     async def read_limits(self) -> dict[str, Any]:
         """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""
-        overrides = await self._service.shared(self._limiter.overrides)
+        overrides = await self._service.overrides()
         changes: dict[str, dict[str, Any] | None] = {one.name: row_of_change(one) for one in overrides}
         rows = []
         for row in limit_rows(self._limiter, overrides):
@@ -179,11 +175,11 @@ class Api:
 
     async def read_history(self) -> dict[str, Any]:
         """Return the latest 200 bans and changes by hand and by commands, the last one first."""
-        return {"history": [row_of_action(one) for one in await self._service.shared(self._limiter.history)]}
+        return {"history": [row_of_action(one) for one in await self._service.history()]}
 
     async def read_rules(self) -> dict[str, Any]:
         """Return the rules that workers have published, and what other workers enforce in place of them."""
-        return {"rules": [row._asdict() for row in rule_rows(await self._service.shared(self._limiter.published))]}
+        return {"rules": [row._asdict() for row in rule_rows(await self._service.published())]}
 
     # -- change --------------------------------------------------------------------------------------------------------
 

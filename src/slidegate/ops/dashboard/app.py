@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from ... import ConfigurationError, Limiter
 from ...core.arguments import names_checked
-from ...core.errors import closest, quoted
+from ...core.errors import closest
 from ...core.logs import Throttle, escaped, logger
 from ...core.passwords import Hidden, revealed
 from .api import Api, problem_of
@@ -82,8 +82,6 @@ class Dashboard:
 
     @names_checked
     def __init__(self, limiter: Limiter, *, token: str | Hidden | None = "", changes: bool = True) -> None:
-        if not isinstance(limiter, Limiter):
-            raise ConfigurationError(f"Dashboard: expected a Limiter, for example Limiter(), not {quoted(limiter)}")
         self.limiter = limiter
         self._digest: bytes | None = None
         if token is not None:
@@ -154,11 +152,9 @@ class Dashboard:
         method = request.method
         if method == "HEAD":
             method = "GET"
-        operations = self._api.operations
-        allowed = [one for one, other in operations if other == name]
-        if not allowed:
-            names = {other for _, other in operations}
-            raise HTTPException(404, f"There is no api/{escaped(name, 80)}{closest(name, names)}")
+        allowed = self._api.operations.get(name)
+        if allowed is None:
+            raise HTTPException(404, f"There is no api/{escaped(name, 80)}{closest(name, self._api.operations)}")
         if method not in allowed:
             raise HTTPException(405, f"Expected {', '.join(allowed)}.", {"allow": ", ".join([*allowed, "HEAD"])})
         if method != "GET" and not self._changes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -96,11 +96,13 @@ class Page:
         """
         if name not in VIEWS:
             raise HTTPException(404, "This page does not exist.")
-        is_failing, tabs = self._limiter.is_failing, {}
+        is_failing, tabs, made = self._limiter.is_failing, {}, ""
         try:
-            view, tabs = await together(partial(self._read, name, query), self._numbers)
+            view, tabs, made = await together(
+                views.view_of(self._service, name, query), self._numbers(), self._made(query)
+            )
         except StoreError:
-            view, is_failing = await self._without_store(name), True
+            view, is_failing = await views.view_without_store(self._service, name), True
         wrong = wrong or {}
         shown = {
             "view": view,
@@ -109,7 +111,7 @@ class Page:
             "tabs": tabs,
             "may": self._changes,
             "wrong": wrong,
-            "made": await self._made(query),
+            "made": made,
             "is_failing": is_failing,
         }
         template = name or "now"
@@ -118,34 +120,10 @@ class Page:
         text = self._templates.get_template(f"{template}.html").render(shown, title=VIEWS[name], problem=None, above="")
         return Response(text, wrong.get("status", 200), media_type="text/html")
 
-    async def _read(self, name: str, query: Query) -> object:
-        """Return what a view shows."""
-        if name == "clients":
-            return await views.clients(self._service, query)
-        if name == "bans":
-            return await views.bans(self._service, query)
-        if name == "configuration":
-            return await views.configuration(self._service)
-        if query.get("rule") or query.get("route"):
-            return await views.one_part(self._service, query)
-        return await views.now(self._service, query)
-
-    async def _without_store(self, name: str) -> object:
-        """Return what a view shows if the store does not answer."""
-        if name == "clients":
-            return views.Clients()
-        if name == "bans":
-            return views.AllBans()
-        if name == "configuration":
-            return views.own_configuration(self._service)
-        return views.Now(await self._service.line())
-
     async def _numbers(self) -> dict[str, tuple[int, str]]:
         """Return the numbers beside the names of views, and of what they are."""
         service = self._service
-        clients, bans, changes = await together(
-            service.clients, service.bans, partial(service.shared, self._limiter.overrides)
-        )
+        clients, bans, changes = await together(service.clients(), service.bans(), service.overrides())
         findings = sum(len(middleware.findings) for middleware in self._limiter.middlewares)
         return {
             "clients": (len(clients.refused), "refused"),
@@ -205,7 +183,7 @@ class Page:
             return ""
         text = "The change is made; all workers know it within a second."
         if done == "ban" and key:
-            text += f" Of the ban: {where_banned(await self._limiter.published(), key)}."
+            text += f" Of the ban: {where_banned(await self._service.published(), key)}."
         return text
 
     def problem(self, path: str, problem: HTTPException) -> Response:

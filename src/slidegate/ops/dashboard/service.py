@@ -20,7 +20,7 @@ from ... import ConfigurationError, Limiter, Networks, StoreError
 from ...core import Ban
 from ...core.addresses import network_of
 from ...core.errors import quoted
-from ...limiter import Override
+from ...limiter import Action, Override, Publication
 from ..explain import Facts, facts_of
 from ..rows import key_of
 from ..slices import CLIENTS, KEYS
@@ -103,28 +103,27 @@ class _Answer:
                     self._value = await ask()
                 except StoreError as error:
                     self._value = error
-                took_s = time.monotonic() - began_s
                 self._from_s = time.time()
-                self._until_s = self._from_s + max(EVERY_S, 4 * took_s)
+                self._until_s = self._from_s + max(EVERY_S, 4 * (time.monotonic() - began_s))
         if isinstance(self._value, StoreError):
             raise self._value.with_traceback(None)  # it is raised for each viewer
         value: T = self._value
         return value
 
 
-async def together(*asks: Ask[Any]) -> list[Any]:
+async def together(*questions: Awaitable[Any]) -> list[Any]:
     """Return the answers to several questions, which the store is asked at the same time; raise the first failure."""
-    answers: list[Any] = [None] * len(asks)
+    answers: list[Any] = [None] * len(questions)
 
-    async def note(place: int, ask: Ask[Any]) -> None:
+    async def note(place: int, question: Awaitable[Any]) -> None:
         try:
-            answers[place] = await ask()
+            answers[place] = await question
         except Exception as error:  # a task group would raise a group of these
             answers[place] = error
 
     async with anyio.create_task_group() as group:
-        for place, ask in enumerate(asks):
-            group.start_soon(note, place, ask)
+        for place, question in enumerate(questions):
+            group.start_soon(note, place, question)
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
@@ -169,11 +168,10 @@ class Service:
         if window not in WINDOWS:
             raise ConfigurationError(f"expected one of {', '.join(WINDOWS)}, not {quoted(window)}", "window")
         now_us = await self.written()
-        clock = ""
+        fields = [window, rule, route]
         if window == WINDOW:  # whose counts are shown beside those of clients
-            clock = str(now_us)
-        read = partial(self._read_counts, now_us, window, rule, route)
-        return await self.shared(read, "counts", window, rule, route, clock)
+            fields.append(str(now_us))
+        return await self.shared(partial(self._read_counts, now_us, window, rule, route), "counts", *fields)
 
     async def _read_counts(self, now_us: int, window: str, rule: str, route: str) -> Counts:
         steps = steps_of(window)
@@ -206,7 +204,7 @@ class Service:
             meanwhile = MEANWHILE[self.limiter.on_error or "local"]
             return Line("away", f"The store is away: {meanwhile}")
         try:
-            (off, (_, line)) = await together(self.off, partial(self.shared, self._read_refusals))
+            (off, (_, line)) = await together(self.off(), self.shared(self._read_refusals))
         except StoreError:
             return Line("away", "The store did not answer, so nothing is known of the last five minutes")
         if off is not None:
@@ -217,7 +215,7 @@ class Service:
 
     async def _read_refusals(self) -> tuple[Refusals, Line]:
         counts, ranking, bans, published = await together(
-            partial(self.counts, WINDOW), self.clients, self.bans, partial(self.shared, self.limiter.published)
+            self.counts(WINDOW), self.clients(), self.bans(), self.published()
         )
         kinds = kinds_of(published)
         proxies = [one.client.networks for one in self.limiter.middlewares]
@@ -259,7 +257,7 @@ class Service:
         if isinstance(key, str) and self.limiter.middlewares:
             counted = self.limiter.middlewares[0].client.truncated(key)
         await self.written()
-        facts, ban = await together(partial(facts_of, self.limiter, key), partial(self.limiter.banned, key))
+        facts, ban = await together(facts_of(self.limiter, key), self.limiter.banned(key))
         return Client(self.limiter.key_for(counted), ban, facts)
 
     # -- what is in force ----------------------------------------------------------------------------------------------
@@ -282,15 +280,22 @@ class Service:
         return Bans(newest, len(matching), len(keys), frozenset(keys), Networks(networks))
 
     async def off(self) -> Override | None:
-        """Return the change that has switched all workers off; None if they are not."""
-        overrides = await self.shared(self.limiter.overrides)
-        return next((one for one in overrides if one.name == "*"), None)
+        """Return the change that has switched all workers off; None for none."""
+        return next((one for one in await self.overrides() if one.name == "*"), None)
+
+    async def overrides(self) -> list[Override]:
+        """Return the changes of limits in force."""
+        return await self.shared(self.limiter.overrides)
+
+    async def published(self) -> list[Publication]:
+        """Return what workers have published of their rules."""
+        return await self.shared(self.limiter.published)
+
+    async def history(self) -> list[Action]:
+        """Return what operators and commands have done, the last one first."""
+        return await self.shared(self.limiter.history)
 
     async def events(self) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first."""
-
-        async def read() -> list[LoggedEvent]:
-            await self.written()
-            return await read_events(self.limiter, MAX_EVENTS)
-
-        return await self.shared(read, "events")
+        await self.written()
+        return await self.shared(partial(read_events, self.limiter, MAX_EVENTS), "events")

@@ -6,7 +6,6 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -73,9 +72,8 @@ class Now:
 
 async def now(service: Service, query: Query) -> Now:
     """Return the first view."""
-    history, counts = partial(service.shared, service.limiter.history), partial(service.counts, _window(query))
     line, refusals, counts, bans, history = await together(
-        service.line, service.refusals, counts, service.bans, history
+        service.line(), service.refusals(), service.counts(_window(query)), service.bans(), service.history()
     )
     rules = _rules(counts.stats.rules, service.limiter.limits(), query)
     routes = []
@@ -109,11 +107,11 @@ async def one_part(service: Service, query: Query) -> OnePart:
     """Return the view of the rule or route that the query names."""
     rule, route = query.get("rule", ""), query.get("route", "")
     counts, ranking, published, bans, history = await together(
-        partial(service.counts, _window(query), rule, route),
-        service.clients,
-        partial(service.shared, service.limiter.published),
-        service.bans,
-        partial(service.shared, service.limiter.history),
+        service.counts(_window(query), rule, route),
+        service.clients(),
+        service.published(),
+        service.bans(),
+        service.history(),
     )
     limits = service.limiter.limits()
     who, events = "Client", []
@@ -160,15 +158,11 @@ class Clients:
 
 async def clients(service: Service, query: Query) -> Clients:
     """Return the view of clients; with `key` in the query, that of one client as well."""
-    asks = service.clients, service.keys, service.bans, partial(_client, service, query)
-    ranking, keys, bans, client = await together(*asks)
+    ranking, keys, bans = await together(service.clients(), service.keys(), service.bans())
+    client = None
+    if query.get("key"):
+        client = await service.client(query["key"])
     return Clients(client, _ranked(ranking, bans, query), _ranked(keys, bans, query))
-
-
-async def _client(service: Service, query: Query) -> Client | None:
-    if not query.get("key"):
-        return None
-    return await service.client(query["key"])
 
 
 def _ranked(ranking: Ranking, bans: Bans, query: Query) -> list[ClientRow]:
@@ -195,9 +189,7 @@ class AllBans:
 
 async def bans(service: Service, query: Query) -> AllBans:
     """Return the view of bans, changes and events."""
-    found, history, events = await together(
-        partial(service.bans, query.get("q", "")), partial(service.shared, service.limiter.history), service.events
-    )
+    found, history, events = await together(service.bans(query.get("q", "")), service.history(), service.events())
     rows = _ordered(found.newest, query, "since_us", ("key", "reason", "by", "level", "until_us"))
     listed = [one for one in events if one.kind not in NO_EVENTS]
     return AllBans(found, rows[:MAX_ROWS], history, grouped(listed)[:MAX_ROWS])
@@ -217,13 +209,10 @@ class Configuration:
     off: Override | None = None
 
 
-async def configuration(service: Service) -> Configuration:
+async def configuration(service: Service, query: Query) -> Configuration:
     """Return the view of what is configured."""
     counts, published, overrides, off = await together(
-        partial(service.counts, WINDOW),
-        partial(service.shared, service.limiter.published),
-        partial(service.shared, service.limiter.overrides),
-        service.off,
+        service.counts(WINDOW), service.published(), service.overrides(), service.off()
     )
     view = own_configuration(service)
     view.limits = limit_rows(service.limiter, overrides)
@@ -239,6 +228,30 @@ def own_configuration(service: Service) -> Configuration:
         version = f"{__version__}, compiled, Python {platform.python_version()}"
     findings = [one for middleware in service.limiter.middlewares for one in middleware.findings]
     return Configuration(version, service.limiter, findings, limit_rows(service.limiter, ()))
+
+
+# -- which view --------------------------------------------------------------------------------------------------------
+
+
+async def view_of(service: Service, name: str, query: Query) -> Any:
+    """Return what a view shows."""
+    if name == "" and (query.get("rule") or query.get("route")):
+        return await one_part(service, query)
+    return await _VIEWS[name](service, query)
+
+
+async def view_without_store(service: Service, name: str) -> Any:
+    """Return what a view shows if the store does not answer."""
+    if name == "":
+        return Now(await service.line())
+    if name == "clients":
+        return Clients()
+    if name == "bans":
+        return AllBans()
+    return own_configuration(service)
+
+
+_VIEWS: Final = {"": now, "clients": clients, "bans": bans, "configuration": configuration}
 
 
 # -- order -------------------------------------------------------------------------------------------------------------
