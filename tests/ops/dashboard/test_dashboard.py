@@ -33,8 +33,8 @@ from slidegate.ops.dashboard import counts as chart
 from slidegate.ops.dashboard.app import MAX_BODY
 from slidegate.ops.dashboard.counts import MAX_POINTS
 from slidegate.ops.dashboard.service import WINDOWS, Service
-from slidegate.ops.dashboard.texts import meter, rate
-from slidegate.ops.statistics import EVERY_S, Statistics, Stats, Traffic
+from slidegate.ops.dashboard.texts import grouped, meter, rate
+from slidegate.ops.statistics import EVERY_S, LoggedEvent, Statistics, Stats, Traffic
 from slidegate.ops.stats_rows import steps_of
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
@@ -735,6 +735,14 @@ async def test_bans_and_changes_are_marked_once_whoever_made_them(site: Site) ->
     service = Service(site.limiter)
     marks = chart.marks_of(await site.limiter.history(), (await service.bans()).newest)
     assert sorted(one.kind for one in marks) == ["ban", "ban", "change", "change"]
+
+
+def test_late_answers_are_one_line_with_a_count_and_so_is_what_several_workers_tell() -> None:
+    said = [("store_late", "3 of 9 calls"), ("limit_overridden", "api"), ("store_late", "1 of 9 calls")]
+    said += [("limit_overridden", "api"), ("banned", "192.0.2.7")]
+    events = [LoggedEvent(kind, text, -place, {}, f"worker {place}") for place, (kind, text) in enumerate(said)]
+    rows = [(event.kind, event.message, times) for event, times in grouped(events)]
+    assert rows == [("store_late", "3 of 9 calls", 2), ("limit_overridden", "api", 2), ("banned", "192.0.2.7", 1)]
 
 
 @given(st.integers(1, 10**9), st.integers(0, 2 * 10**9))

@@ -87,16 +87,16 @@ def steps_of_clients(steps: Steps, now_us: int) -> Steps:
 
 def merged(stats: Stats) -> Stats:
     """Return counts with at most `MAX_POINTS` steps: some that follow each other together."""
-    together = ceil(len(stats.steps) / MAX_POINTS)
-    if together == 1:
+    length = ceil(len(stats.steps) / MAX_POINTS)
+    if length == 1:
         return stats
     steps = []
-    for first in range(0, len(stats.steps), together):
+    for first in range(0, len(stats.steps), length):
         step = Traffic()
-        for one in stats.steps[first : first + together]:
+        for one in stats.steps[first : first + length]:
             step.add(one)
         steps.append(step)
-    return stats._replace(steps=steps, step_us=stats.step_us * together)
+    return stats._replace(steps=steps, step_us=stats.step_us * length)
 
 
 def marks_of(history: Iterable[Action], bans: Iterable[Ban]) -> list[Mark]:

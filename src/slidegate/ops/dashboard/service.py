@@ -143,7 +143,7 @@ class Service:
         self._answers: dict[tuple[str, ...], _Answer] = {}
 
     async def shared(self, ask: Ask[T], *fields: str) -> T:
-        """Return an answer that viewers share, by the name of what is asked and its fields."""
+        """Return an answer that viewers share, by its name: that of a method, or the fields if it is a partial call."""
         name = (getattr(ask, "__name__", ""), *fields)
         if name not in self._answers and len(self._answers) >= MAX_ANSWERS:
             self._answers.clear()
