@@ -647,7 +647,7 @@ async def inspect_keys(limiter: Limiter, wanted: Iterable[tuple[AnyKey, Mapping[
 
 
 def _inspected_buckets(rules: Mapping[str, Limits]) -> list[Bucket]:
-    return [Bucket(_checked_identity(rule), _inspected(limits)) for rule, limits in rules.items()]
+    return [Bucket(rule, _inspected(limits)) for rule, limits in rules.items()]
 
 
 def _inspected(limits: Limits) -> tuple[AnyLimit, ...]:

@@ -11,7 +11,7 @@ import click
 
 from ... import RateLimitMiddleware
 from ..replay import AccessLogs, Measured, Replay, Simulated
-from ..replay.lines import IN_ANOTHER_ENCODING, NO_TIME, PRESETS
+from ..replay.lines import NO_TIME, PRESETS
 from ..rows import span_of
 from .check import imported, middlewares_in
 from .main import middleware_of, note, program, show, table, time_of, with_json
@@ -30,14 +30,6 @@ _ADD_A_TIME: Final = (
     "uvicorn logs no time: start it with --log-config and a file whose formatter of uvicorn.access has "
     '"fmt": "%(asctime)s %(client_addr)s - \\"%(request_line)s\\" %(status_code)s"; ' + _OTHER_FORMAT
 )
-_REMEDIES: Final = {
-    NO_TIME: _ADD_A_TIME,
-    **{
-        reason: f"convert it, for example with: iconv -f {name} -t UTF-8 LOG"
-        for name, reason in IN_ANOTHER_ENCODING.items()
-    },
-}
-"""What helps if most lines cannot be read, by the reason."""
 _NOTHING_AROUND: Final = (
     "the application has no RateLimitMiddleware around all of its routes; write its rules to a file for --rules"
 )
@@ -223,7 +215,9 @@ def _check(logs: AccessLogs, target: Simulated | Measured) -> None:
     records = logs.lines - unreadable
     shown = f"{unreadable:,} of {logs.lines:,} lines cannot be read; {logs.example}"
     if unreadable > records:
-        remedy = _REMEDIES.get(logs.unreadable.most_common(1)[0][0], _OTHER_FORMAT)
+        remedy = _OTHER_FORMAT
+        if logs.unreadable.most_common(1)[0][0] == NO_TIME:
+            remedy = _ADD_A_TIME
         raise click.ClickException(f"{shown}; {remedy}")
     if not records:
         raise click.ClickException("the log is empty")
