@@ -53,10 +53,11 @@ UNKNOWN: Final = 3
 """The exit code of a question that a store without an answer, or without a worker, leaves open."""
 
 
-class Unanswered(click.ClickException):
-    """A command whose exit code is an answer has none."""
-
-    exit_code = UNKNOWN
+def unanswered(text: str) -> click.ClickException:
+    """Return the error of a command whose exit code is an answer, and which has none."""
+    error = click.ClickException(text)
+    error.exit_code = UNKNOWN
+    return error
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -230,7 +231,7 @@ def asking(
             except StoreError as error:
                 if code_of is None:
                     raise
-                raise Unanswered(one_line(error)) from error
+                raise unanswered(one_line(error)) from error
             show(as_json, rows, lines)
             if code_of is not None:
                 click.get_current_context().exit(code_of(rows))
