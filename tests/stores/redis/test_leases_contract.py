@@ -198,6 +198,13 @@ async def test_what_differs(server: RedisServer, name: str) -> None:
         await DIFFERENCES[name](Two(one, other))
 
 
+MANY: Final = 9_000
+RUNS: Final = 10
+"""A run has few incidents, each of which is up to a second in which a busy worker repeats a refusal: a single one may
+have over one percent, so that the mean of some is judged.
+"""
+
+
 @pytest.mark.all
 @pytest.mark.parametrize("load", [0.95, 1.5])
 @pytest.mark.parametrize("workers", [2, 8, 32])
@@ -205,21 +212,26 @@ async def test_few_requests_are_refused_because_others_have_leased(
     server: RedisServer, rng: random.Random, workers: int, load: float
 ) -> None:
     """Workers of different weights, in bursts; a store in memory counts what is spent, and would have admitted them."""
+    runs = [await run_of(server, rng, workers, load) for _ in range(RUNS)]
+    needless, asked_nobody = (sum(each) / RUNS / MANY for each in zip(*runs, strict=True))
+    print(f"{workers} workers, load {load}: {needless:.2%} needless, {asked_nobody:.0%} asked nobody")  # noqa: T201
+    assert needless <= 0.01
+
+
+async def run_of(server: RedisServer, rng: random.Random, workers: int, load: float) -> tuple[int, int]:
+    """Return how many requests were refused needlessly, and how many were admitted without asking Redis."""
     clock = FakeClock(YEAR_2100_US)
-    memory, needless, asked_nobody, many = MemoryStore(clock=clock), 0, 0, 9_000
+    memory, needless, asked_nobody = MemoryStore(clock=clock), 0, 0
     weights = [1 / place for place in range(1, workers + 1)]
     async with workers_at(server, workers, leases=True, clock=clock) as stores:
-        for number in range(many):
+        for number in range(MANY):
             rate = 300 * load * (2 if number // 600 % 4 == 0 else 2 / 3)
             clock.advance(us=int(rng.expovariate(rate) * 1_000_000))
             for each in stores:
-                leases = each.parts.held
-                assert leases is not None
-                for lease in [*leases.answers.values()]:
-                    if (
-                        clock.now_us >= lease.until_us + 500_000
-                    ):  # at the latest: the timer of the event loop, which goes by another clock
-                        leases.refund_rest(lease, each.batcher().refund_in_background)
+                for lease in [*each.parts.held.answers.values()]:
+                    # At the latest: the timer of the event loop, which goes by another clock.
+                    if clock.now_us >= lease.until_us + 500_000:
+                        each.parts.held.refund_rest(lease, each.batcher().refund_in_background)
             (store,) = rng.choices(stores, weights)
             answer = store.hit(LIMITED)
             decision = await settle(answer)
@@ -228,5 +240,4 @@ async def test_few_requests_are_refused_because_others_have_leased(
                 await settle(memory.charge(LIMITED))
             else:
                 needless += (await settle(memory.peek(LIMITED))).allowed
-    print(f"{workers} workers, load {load}: {needless / many:.2%} needless, {asked_nobody / many:.0%} asked nobody")  # noqa: T201
-    assert needless <= many / 100
+    return needless, asked_nobody

@@ -43,7 +43,7 @@ from .question import Question
 TRUST_US: Final = 1_000_000
 """The longest time for which an answer is used, and how old the news may be by which a lease is spent."""
 FEW: Final = 4
-"""Units are charged ahead for a question that was asked so often; under the lease before, it counts half."""
+"""Units are charged ahead for a question that was asked so often under a lease, or twice as often under the last."""
 MOST_AHEAD: Final = 65_535
 """The most units that are charged ahead."""
 CLOCK_ERROR: Final = 1_000
@@ -69,7 +69,8 @@ class Answer:
         cleared: The questions for which a lease may be spent, one for each client: Redis has said that no ban refuses
             it.
         units: An element for each unit that is left; threads take them without a lock.
-        used: How often the question was asked under the lease, and half as often as under the one before.
+        used: How often the question was asked under the lease.
+        used_before: How often under the one before.
         is_asking: Whether more units are asked for: of several equal hits in a call, one asks ahead.
         is_dropped: Whether its units may be gone from Redis.
     """
@@ -82,6 +83,7 @@ class Answer:
     cleared: set[Question] = field(default_factory=set)
     units: list[None] = field(default_factory=list)
     used: int = 0
+    used_before: int = 0
     is_asking: bool = False
     is_dropped: bool = False
 
@@ -173,18 +175,19 @@ class HeldAnswers:
         lease = self.answers.get(question.checks)
         if lease is None:
             return 0
-        now_us, used = self._time.local_us(), lease.used
+        now_us, used, before = self._time.local_us(), lease.used, lease.used_before
         if not self._goes_on(lease, question, now_us):
             self.refund_rest(lease, refund)
-            used //= 2  # the next lease begins
+            before = used  # the next lease begins
+            used = 0
             if now_us >= lease.until_us + TRUST_US:
                 self.answers.pop(question.checks, None)
                 return 0
         # Units that are left are for other clients, whom Redis has cleared.
-        if lease.units or lease.is_asking or used < FEW:
+        if lease.units or lease.is_asking or (used < FEW and before < 2 * FEW):
             return 0
         lease.is_asking = True
-        return min(used, MOST_AHEAD)
+        return min(max(used, before // 2), MOST_AHEAD)
 
     # -- answers of Redis --------------------------------------------------------------------------------------------
 
@@ -250,7 +253,7 @@ class HeldAnswers:
             last = held
             held = Answer(decision, sent_ns, came_us, until_us, amounts_of(question.checks))
             if last is not None:
-                held.used = last.used // 2
+                held.used_before = last.used
                 self.refund_rest(last, refund)
             remember(self.answers, question.checks, held)
             if self._time.is_real:  # those of all keys end with the same slices: refunds are spread over half as long
