@@ -538,6 +538,7 @@ async def test_connections_take_new_tokens_and_so_do_those_of_the_users_client(s
         for number, token in enumerate(("second", "first", "second")):
             server.command("CONFIG", "RESETSTAT")
             await tokens.renew(token)
+            await asyncio.sleep(2 * line.IDLE_S)  # it is taken after a rest, or within a second
             answers = await asyncio.gather(*(hit(store, f"user:{number}:{n}", WIDE) for n in range(200)))
             assert all(answers)
             assert await given.ping()
