@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from math import inf
+from typing import Any, Final, NamedTuple
 
 from ... import Networks
+from ...core import LimitState
 from ...core.addresses import network_of
 from ...limiter import Publication
 from ..kinds import EVERYONE
@@ -171,6 +173,20 @@ def _line_of_one(row: ClientRow, whole: int) -> Line:
     if row.many:
         return Line("one", f"{text}, and stands for many: {row.many}", row.key, row.rule, row.many, (look,))
     return Line("one", text, row.key, row.rule, actions=(Proposal("ban", row.key), look))
+
+
+def with_raise(line: Line, limits: Iterable[Any], windows: Iterable[LimitState]) -> Line:
+    """Return a line that proposes to double the limit that refuses its client, if it can be changed.
+
+    It is one that is full, else the one with the shortest window, which has room again.
+    """
+    limits = [one for one in limits if one.rule == line.rule and one.changeable and not one.shadow]
+    if not limits:
+        return line
+    full = {window.name for window in windows if window.used >= window.limit.amount}
+    refusing = min(limits, key=lambda one: (one.name not in full, getattr(one.limit, "window_us", inf)))
+    proposal = Proposal("raise", refusing.name, refusing.with_amount(2 * refusing.limit.amount))
+    return line._replace(actions=(*line.actions, proposal))
 
 
 def stands_for(one: ClientTraffic, kinds: Mapping[str, str], proxies: Collection[Networks]) -> str:

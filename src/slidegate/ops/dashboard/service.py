@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import anyio
@@ -27,7 +26,7 @@ from ..slices import CLIENTS, KEYS
 from ..statistics import LoggedEvent, Ranking, Statistics
 from ..stats_rows import read_events, read_ranking, read_stats, steps_of
 from .counts import Counts, merged, steps_of_clients
-from .line import MEANWHILE, Line, Proposal, Refusals, kinds_of, line_of, refusals_of, stands_for
+from .line import MEANWHILE, Line, Refusals, kinds_of, line_of, refusals_of, stands_for, with_raise
 from .texts import span
 
 WINDOW: Final = "5m"
@@ -72,7 +71,7 @@ class Bans(NamedTuple):
     newest: Sequence[Ban]
     matching: int
     total: int
-    keys: frozenset[str]
+    keys: Collection[str]
     networks: Networks
 
     def refuse(self, key: str) -> bool:
@@ -230,21 +229,9 @@ class Service:
                 break
             banned.add(line.client)
         if line.many:
-            line = line._replace(actions=(*line.actions, *await self._raises(line)))
+            windows = (await self.limiter.inspect(line.client)).windows
+            line = with_raise(line, self.limiter.limits(), windows)
         return refusals, line
-
-    async def _raises(self, line: Line) -> list[Proposal]:
-        """Return the proposal to double the limit that refuses a client; none if it cannot be changed.
-
-        It is one that is full, else the one with the shortest window, which has room again.
-        """
-        limits = [one for one in self.limiter.limits() if one.rule == line.rule and one.changeable and not one.shadow]
-        if not limits:
-            return []
-        view = await self.limiter.inspect(line.client)
-        full = {window.name for window in view.windows if window.used >= window.limit.amount}
-        refusing = min(limits, key=lambda one: (one.name not in full, getattr(one.limit, "window_us", inf)))
-        return [Proposal("raise", refusing.name, refusing.with_amount(2 * refusing.limit.amount))]
 
     async def client(self, text: str) -> Client:
         """Return what there is to know of a client.
@@ -268,16 +255,21 @@ class Service:
 
     async def _read_bans(self, text: str) -> Bans:
         sought = text.casefold()
-        matching = []
+        total = matching = 0
+        newest: list[tuple[int, int, Ban]] = []  # a heap, so that no step grows with their number
         keys, networks = set[str](), []
         async for ban in self.limiter.bans():
+            total += 1
             keys.add(ban.key)
             if ban.network() is not None:
                 networks.append(ban.key)
             if any(sought in field.casefold() for field in (ban.key, ban.reason, ban.by)):
-                matching.append(ban)
-        newest = heapq.nsmallest(MAX_BANS, matching, key=lambda ban: (-ban.since_us, ban.key))
-        return Bans(newest, len(matching), len(keys), frozenset(keys), Networks(networks))
+                matching += 1
+                heapq.heappush(newest, (ban.since_us, total, ban))
+                if len(newest) > MAX_BANS:
+                    heapq.heappop(newest)
+        rows = sorted((ban for *_, ban in newest), key=lambda ban: (-ban.since_us, ban.key))
+        return Bans(rows, matching, total, keys, Networks(networks))
 
     async def off(self) -> Override | None:
         """Return the change that has switched all workers off; None for none."""
