@@ -300,7 +300,7 @@ async def test_each_window_has_as_many_points_and_its_rates_are_over_the_time_th
     ("number", "seconds", "text"),
     [
         (0, 5, "\u2013"),
-        (1, 86_400, "1 in 1 d"),
+        (1, 86_400, "1 in 24 h"),
         (30, 86_400, "1.25 an hour"),
         (7, 60, "7 a minute"),
         (12_345, 10, "1,234 a second"),

@@ -32,14 +32,14 @@ def count(value: float | None) -> str:
 
 
 def rate(number: float, seconds: float) -> str:
-    """Return how often something happens, in the first unit in which it happens once: ``7 a minute``; else in all."""
+    """Return how often something happens, in the first unit in which it happens once: ``7 a minute``; else in all hours."""
     if not number:
         return NOTHING
     for unit, unit_s in (("a second", 1), ("a minute", 60), ("an hour", 3_600)):
         times = number * unit_s / seconds
         if times >= 1:
             return f"{_digits(times)} {unit}"
-    return f"{count(number)} in {span(seconds)}"
+    return f"{count(number)} in {seconds / 3_600:.3g} h"
 
 
 def _digits(value: float) -> str:
