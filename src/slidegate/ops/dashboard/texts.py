@@ -32,7 +32,7 @@ def count(value: float | None) -> str:
 
 
 def rate(number: float, seconds: float) -> str:
-    """Return how often something happens, in the first unit in which it happens once: ``7 a minute``; else in all hours."""
+    """Return how often something happens, in the first unit in which that is 1 or more: ``7 a minute``."""
     if not number:
         return NOTHING
     for unit, unit_s in (("a second", 1), ("a minute", 60), ("an hour", 3_600)):
