@@ -92,7 +92,8 @@ async def test_the_line_of_any_incident_is_that_of_the_rows_below_it(incident: A
         for client, is_network in bans.items():
             network = "2001:db8::/48" if ":" in client else f"{client.rpartition('.')[0]}.0/24"
             await limiter.ban(network if is_network else client, "1h")
-        line, refusals = await service.line(), await service.refusals()
+        line, refusals = await service.incident()
+        assert refusals is not None
         keys = [row.key for row in refusals.rows]
         banned = {key for key in keys if await limiter.banned(key) is not None}
         check_line(line, refusals, banned)

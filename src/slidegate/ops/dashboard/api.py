@@ -125,12 +125,11 @@ class Api:
 
     async def read_summary(self) -> dict[str, Any]:
         """Return the line on top of the page, what can be done about it, and the rows below it."""
-        line = await self._service.line()
+        line, found = await self._service.incident()
         values = {"client": line.client, "rule": line.rule, "many": line.many}
         actions = [one._asdict() for one in line.actions]
         refusals = None
-        if line.kind != "away":
-            found = await self._service.refusals()
+        if found is not None:
             refusals = {**found._asdict(), "rows": [row._asdict() for row in found.rows]}
         return {"kind": line.kind, "text": line.text, "values": values, "actions": actions, "refusals": refusals}
 

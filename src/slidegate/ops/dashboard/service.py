@@ -192,27 +192,21 @@ class Service:
         now_us = await self.written()
         return await self.shared(partial(read_ranking, self.limiter, kind, MAX_CLIENTS, now_us), kind, str(now_us))
 
-    async def refusals(self) -> Refusals:
-        """Return who was refused in the last five minutes."""
-        refusals, _ = await self.shared(self._read_refusals)
-        return refusals
-
-    async def line(self) -> Line:
-        """Return the line on top of the page."""
+    async def incident(self) -> tuple[Line, Refusals | None]:
+        """Return the line on top of the page, and the rows that it is computed from; None if the store is away."""
         if self.limiter.is_failing:
             meanwhile = MEANWHILE[self.limiter.on_error or "local"]
-            return Line("away", f"The store is away: {meanwhile}")
+            return Line("away", f"The store is away: {meanwhile}"), None
         try:
-            (off, (_, line)) = await together(self.off(), self.shared(self._read_refusals))
+            off, (line, refusals) = await together(self.off(), self.shared(self._read_refusals))
         except StoreError:
-            return Line("away", "The store did not answer, so nothing is known of the last five minutes")
+            return Line("away", "The store did not answer, so nothing is known of the last five minutes"), None
         if off is not None:
             left_s = off.until.timestamp() - time.time()
-            return Line("off", f"Limits are off for another {span(left_s)}, by {off.by}: every request passes")
-        found: Line = line
-        return found
+            line = Line("off", f"Limits are off for another {span(left_s)}, by {off.by}: every request passes")
+        return line, refusals
 
-    async def _read_refusals(self) -> tuple[Refusals, Line]:
+    async def _read_refusals(self) -> tuple[Line, Refusals]:
         counts, ranking, bans, published = await together(
             self.counts(WINDOW), self.clients(), self.bans(), self.published()
         )
@@ -231,7 +225,7 @@ class Service:
         if line.many:
             windows = (await self.limiter.inspect(line.client)).windows
             line = with_raise(line, self.limiter.limits(), windows)
-        return refusals, line
+        return line, refusals
 
     async def client(self, text: str) -> Client:
         """Return what there is to know of a client.

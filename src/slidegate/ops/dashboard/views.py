@@ -72,8 +72,8 @@ class Now:
 
 async def now(service: Service, query: Query) -> Now:
     """Return the first view."""
-    line, refusals, counts, bans, history = await together(
-        service.line(), service.refusals(), service.counts(_window(query)), service.bans(), service.history()
+    (line, refusals), counts, bans, history = await together(
+        service.incident(), service.counts(_window(query)), service.bans(), service.history()
     )
     rules = _rules(counts.stats.rules, service.limiter.limits(), query)
     routes = []
@@ -243,7 +243,8 @@ async def view_of(service: Service, name: str, query: Query) -> Any:
 async def view_without_store(service: Service, name: str) -> Any:
     """Return what a view shows if the store does not answer."""
     if name == "":
-        return Now(await service.line())
+        line, _ = await service.incident()
+        return Now(line)
     if name == "clients":
         return Clients()
     if name == "bans":
