@@ -53,11 +53,10 @@ UNKNOWN: Final = 3
 """The exit code of a question that a store without an answer, or without a worker, leaves open."""
 
 
-def unanswered(text: str) -> click.ClickException:
-    """Return the error of a command whose exit code is an answer, and which has none."""
-    error = click.ClickException(text)
-    error.exit_code = UNKNOWN
-    return error
+class Unanswered(click.ClickException, SlidegateError):
+    """A command whose exit code is an answer has none."""
+
+    exit_code = UNKNOWN
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -231,7 +230,7 @@ def asking(
             except StoreError as error:
                 if code_of is None:
                     raise
-                raise unanswered(one_line(error)) from error
+                raise Unanswered(one_line(error)) from error
             show(as_json, rows, lines)
             if code_of is not None:
                 click.get_current_context().exit(code_of(rows))
