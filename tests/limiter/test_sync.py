@@ -71,7 +71,7 @@ async def test_in_a_worker_thread_of_a_loop_it_works(url: str) -> None:
 
 
 def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.stores.lmdb.bans.LmdbBans.change.__defaults__", (0.2,))  # 30 s for commands
+    monkeypatch.setattr("slidegate.stores.lmdb.store.LmdbBans.change.__defaults__", (0.2,))  # 30 s for commands
     observer = RecordingObserver(without=["refused"])
     limiter = Limiter.from_url(f"lmdb://{tmp_path}", deadline="20ms", on_error="local", observers=[observer])
     with limiter.sync as blocking, open(tmp_path / "gate", "rb") as file:

@@ -7,6 +7,7 @@ import shlex
 import socket
 from base64 import b64encode
 from difflib import ndiff
+from functools import partial
 from html.parser import HTMLParser
 from itertools import dropwhile, groupby, takewhile
 from pathlib import Path
@@ -89,8 +90,8 @@ class Site:
             routes=[
                 Mount("/slidegate", self.dashboard),
                 Route("/", page),
-                Route("/articles/{slug}", page),
-                Route("/api/{rest:path}", page),
+                Route("/articles/{slug}", partial(page)),
+                Route("/api/{rest:path}", partial(page)),
             ],
             middleware=[Middleware(RateLimitMiddleware, limiter=self.limiter, **options)],
         )

@@ -9,6 +9,7 @@ import re
 import string
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -213,7 +214,7 @@ async def test_random_paths_and_clients_add_no_series(rng: random.Random) -> Non
 async def test_beyond_so_many_routes_further_ones_are_one() -> None:
     site = Site(middleware={"rules": [Rule("*", "1000/minute")]})
     exporters = Exporters(site.limiter)
-    site.app.routes.extend(Route(f"/route{number}", page) for number in range(MAX_NAMES + 50))
+    site.app.routes.extend(Route(f"/route{number}", partial(page)) for number in range(MAX_NAMES + 50))
     for number in range(MAX_NAMES + 50):
         await site.visit(f"/route{number}")
     found = await exporters.samples()

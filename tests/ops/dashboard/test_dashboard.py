@@ -552,7 +552,7 @@ def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append("bans")
         return listed(pages)
 
-    for holder in (site.limiter.engine, site.limiter.engine.rows, site.limiter.engine.news):
+    for holder in (site.limiter.engine, site.limiter.engine.rows, site.limiter.engine.refresher):
         for name in ("command", "_command"):
             if hasattr(holder, name):
                 monkeypatch.setattr(holder, name, noted)
