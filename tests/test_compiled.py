@@ -35,7 +35,7 @@ def test_the_source_is_out_of_reach_where_a_wheel_is_tested() -> None:
 
 
 def test_exactly_the_chosen_modules_are_compiled_and_the_package_says_whether_they_are() -> None:
-    assert "slidegate.core.decide" in CHOSEN
+    assert "slidegate.core.ring" in CHOSEN
     assert slidegate.core.compiled is COMPILED_RUN
     assert slidegate.__compiled__ is COMPILED_RUN
     for name in MODULES:
