@@ -248,8 +248,6 @@ OPTIONS: Final = (
     *("--strict", "--follow-imports=silent"),
     *("--disable-error-code=top-level-await", "--disable-error-code=syntax"),
 )
-OF_OTHERS: Final = ROOT / "docs" / "how_to" / "other_frameworks.md"
-"""Frameworks whose types of ASGI differ from Starlette's, or that have none."""
 
 
 def modules_of(page: Path) -> dict[str, str]:
@@ -268,7 +266,7 @@ def modules_of(page: Path) -> dict[str, str]:
 def test_the_python_of_every_page_passes_mypy_strict(tmp_path: Path) -> None:
     packages = []
     for page in PAGES:
-        if page != OF_OTHERS and (modules := modules_of(page)):
+        if modules := modules_of(page):
             # A package of its own: several pages have a `main.py`.
             packages.append(re.sub(r"\W", "_", page_name(page)))
             siblings = "|".join(Path(name).stem for name in modules)
