@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.requests import HTTPConnection
 
-from ..core.arguments import expect
 from ..core.buckets import Check, windows_of
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
@@ -106,15 +105,15 @@ async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule
     checks: list[Check] = []
     engine: Engine | None = None
     for charges, units in _asked(request, used, rule, "settle", "used"):
-        difference = _settle(charges, units)
-        if difference is None:
+        settled, missing = _settle(charges, units)
+        if not settled:
             continue
         engine = charges[-1].engine
-        for decision, reservations in difference.unused:
+        for decision, reservations in settled:
             unused.setdefault(id(decision), []).extend(reservations)
-        if difference.missing:
+        if missing:
             latest.append(charges[-1])
-            checks.append(charges[-1].of(difference.missing))
+            checks.append(charges[-1].of(missing))
     if engine is None:  # none was left to settle
         return False
     charged = await engine.settle(checks, [*unused.values()])
@@ -158,19 +157,7 @@ def _recount(charges: Sequence[_Charge], charged: Decision) -> None:
         one.decision.recount(one.place, charged, at)
 
 
-class _Difference(NamedTuple):
-    """What a request used less, or more, than a rule has charged.
-
-    Attributes:
-        unused: What is to be refunded, each with its decision. It may be empty where all was used.
-        missing: The units used beyond the charges.
-    """
-
-    unused: Sequence[tuple[Decision, Sequence[Reservation]]]
-    missing: int
-
-
-def _settle(charges: Sequence[_Charge], used: int) -> _Difference | None:
+def _settle(charges: Sequence[_Charge], used: int) -> tuple[Sequence[tuple[Decision, Sequence[Reservation]]], int]:
     """Mark the charges of a rule as settled.
 
     Args:
@@ -178,7 +165,8 @@ def _settle(charges: Sequence[_Charge], used: int) -> _Difference | None:
         used: The units that the request used.
 
     Returns:
-        What is to be refunded or charged; None if all of them were settled before.
+        What is to be refunded of each decision, which may be nothing, and the units beyond the charges; no decision
+        if all of them were settled before.
     """
     unused: list[tuple[Decision, Sequence[Reservation]]] = []
     missing = used
@@ -191,9 +179,7 @@ def _settle(charges: Sequence[_Charge], used: int) -> _Difference | None:
             missing -= kept
             unused.append((decision, decision.begin_refund(place, cost - kept)))
             reservation.ended = True
-    if not unused:
-        return None
-    return _Difference(unused, missing)
+    return unused, missing
 
 
 def _asked(
@@ -211,16 +197,9 @@ def _asked(
     Raises:
         ConfigurationError: As for `charge`.
     """
-    named: Sequence[tuple[str | None, int]]
-    if not isinstance(given, Mapping):
-        named = [(rule, given)]
-    elif given and rule is None:
+    named: list[tuple[str | None, Any]] = [(rule, given)]
+    if isinstance(given, Mapping):
         named = [*given.items()]
-    else:
-        shown = quoted(given)
-        if rule is not None:
-            shown = f"rule={quoted(rule)} beside them"
-        raise ConfigurationError(f'expected the units of rules, for example {{"tokens": 900}}, not {shown}', what)
     for _, units in named:
         check_cost(units, what)
     found: list[tuple[Sequence[_Charge], int]] = []
@@ -258,7 +237,6 @@ def _charges_of(request: HTTPConnection, rule: str | None, who: str) -> Sequence
     Raises:
         ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
     """
-    expect("rule", rule, str, '"api"')
     visit: Visit | None = visit_of(request, who)
     if visit is None:
         return ()
@@ -271,12 +249,8 @@ def _charges_of(request: HTTPConnection, rule: str | None, who: str) -> Sequence
     # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
     names_above = {bucket.label for policy, _ in visit.decisions for bucket in policy.buckets()}
     is_uncounted = any(decision.reason in UNCOUNTED for _, decision in visit.decisions)
-    if is_uncounted or rule in names_above:
-        return ()
-    if rule is None and not counted:
+    if is_uncounted or rule in names_above or (rule is None and not counted):
         return ()
     names = ", ".join(map(repr, counted)) or "none"
-    problem = "name one of them"
-    if rule is not None:
-        problem = f"{quoted(rule)} is no rule here{closest(rule, names_above)}"
-    raise ConfigurationError(f"{who}: the rules counted on this request are: {names}; {problem}")
+    said = f"{names}; name one of them, not {quoted(rule)}{closest(rule, names_above)}"
+    raise ConfigurationError(f"{who}: the rules counted on this request are: {said}")

@@ -43,8 +43,6 @@ class EndpointOptions(TypedDict, total=False):
 class EndpointRule(Rule):
     """A rule of an endpoint. It has no paths: the router provides the path parameters by which it counts."""
 
-    _call = "RateLimit(...)"
-
     def _check_parameters(self, key: Key, option: str) -> None:
         """See `Rule._check_parameters`. Nor does it look for proxies: the middleware has done that at its entrance."""
         for part in parts_of(key):

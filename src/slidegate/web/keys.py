@@ -6,7 +6,6 @@ example, they fall back to the client's address, so omitting it does not bypass 
 
 from __future__ import annotations
 
-import inspect
 import re
 from abc import abstractmethod
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
@@ -19,6 +18,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from ..core.arguments import expect
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.logs import Throttle, logger
 from ..limiter import Limiter
@@ -140,10 +140,8 @@ class Value(Key):
         except (AttributeError, TypeError, ValueError):
             encoded = b""
         if not encoded:
-            shown = type(value).__name__  # not the value, which may be a secret
-            if isinstance(value, (str, bytes)):
-                shown += f" of {len(value)}"
-            raise InvalidKey(f"{self.identity}: expected {self._expected}, not this {shown}")
+            kind = type(value).__name__  # not the value, which may be a secret
+            raise InvalidKey(f"{self.identity}: expected {self._expected}, not this {kind}")
         return KeyOf(self.identity, _token(encoded))
 
 
@@ -292,9 +290,9 @@ def query(name: str) -> Value:
         name: The parameter's name.
 
     Raises:
-        ConfigurationError: The name is empty or not printable.
+        ConfigurationError: The name is no text.
     """
-    check_parameter_name("query", name)
+    expect("query", name, str, '"page"')
 
     def read(scope: Scope) -> bytes:
         given = scope.get("query_string") or b""
@@ -315,7 +313,7 @@ class PathParam(Value):
     shared = True
 
     def __init__(self, name: str) -> None:
-        check_parameter_name("path_param", name)
+        expect("path_param", name, str, '"tenant"')
 
         def read(scope: Scope) -> bytes:
             return utf8(spelled_value(scope.get("path_params", {}).get(name, "")))
@@ -339,7 +337,7 @@ def path_param(name: str) -> Value:
         name: The parameter's name, as in the rule's path.
 
     Raises:
-        ConfigurationError: The name is empty or not printable.
+        ConfigurationError: The name is no text.
     """
     return PathParam(name)
 
@@ -354,15 +352,11 @@ def combine(*keys: Key) -> Combined:
     Raises:
         ConfigurationError: There are fewer than two keys, or one is not a built-in key.
     """
-    if any(inspect.isroutine(key) for key in keys):
-        raise ConfigurationError(
-            f"a function is a whole key, not {quoted(keys)}; write one that returns all parts: "
-            "key=lambda request: f\"{client_key(request)} {request.headers.get('X-Tenant')}\"",
-            "combine",
-        )
     if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
         raise ConfigurationError(
-            f'expected keys such as client_ip() and header("X-Tenant"), not {quoted(keys)}', "combine"
+            f'expected keys such as client_ip() and header("X-Tenant"), not {quoted(keys)}; a function returns all '
+            "parts itself",
+            "combine",
         )
     return Combined(keys)
 
@@ -376,13 +370,6 @@ def check_token(what: str, name: object, example: str) -> str:
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
         raise ConfigurationError(f'expected a {what} name such as "{example}", not {quoted(name)}', what)
     return name
-
-
-def check_parameter_name(what: str, name: object) -> None:
-    if not isinstance(name, str) or not name.isprintable() or not name:
-        raise ConfigurationError(
-            f'expected the name of a parameter, for example {what}("tenant"), not {quoted(name)}', what
-        )
 
 
 def parts_of(key: object) -> Iterator[object]:

@@ -126,7 +126,9 @@ class RulePath:
 def _reachable(path: object, option: str) -> str:
     """Return a path if requests can have it: it must be decoded, without query, fragment and stray braces."""
     if not isinstance(path, str) or not path.startswith("/"):
-        raise ConfigurationError(f'expected "*" or a path such as "/items/{{id}}", not {quoted(path)}', option)
+        raise ConfigurationError(
+            f'expected a path such as "/items/{{id}}", or "*" alone for all, not {quoted(path)}', option
+        )
     literal = PARAM_REGEX.sub(lambda found: "x" * len(found[0]), path)
     for pattern, problem in _NO_PATHS:
         found = re.search(pattern, literal)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias
 
 from ..core.arguments import check_whole
@@ -80,7 +79,9 @@ def matching_of(
         ConfigurationError: One of them is invalid.
     """
     paths = checked_paths(path)
-    rule_paths = tuple(RulePath(one) for one in paths if one != "*")
+    rule_paths: tuple[RulePath, ...] = ()
+    if paths != ("*",):
+        rule_paths = tuple(RulePath(one) for one in paths)
     taken = checked_methods(methods)
     if connection not in (None, "http", "websocket"):
         raise ConfigurationError(f'expected "http" or "websocket", not {quoted(connection)}', "connection")
@@ -89,36 +90,25 @@ def matching_of(
 
 def checked_paths(path: Any) -> tuple[str, ...]:
     """Return the paths of a rule, which `RulePath` checks one by one."""
-    if path == "*":
-        return ("*",)
-    listed: list[Any] = [path]
-    if isinstance(path, Iterable) and not isinstance(path, (str, bytes)):
-        listed = list(path)
-    if not listed:
+    if isinstance(path, str) or not isinstance(path, Iterable):
+        return (path,)
+    paths = tuple(path)
+    if not paths:  # which would mean every path
         raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
-    for index, one in enumerate(listed):
-        if one == "*":
-            raise ConfigurationError(f'"*" means every path; do not combine it with others: {quoted(listed)}', "path")
-        if one in listed[:index]:
-            raise ConfigurationError(f"{quoted(one)} is listed twice in {quoted(listed)}; write it once", "path")
-    return tuple(listed)
+    return paths
 
 
 def checked_methods(methods: object) -> frozenset[str] | None:
     """Return methods in upper case; None for all."""
     if methods is None:
         return None
-    expected = 'a list such as ["GET", "POST"]'
-    names = set()
-    # Text would be taken for a list of letters, and the rule would match no request.
-    if isinstance(methods, str) or not isinstance(methods, Iterable):
-        raise ConfigurationError(f"expected {expected}, not {quoted(methods)}", "methods")
-    for method in methods:
-        if not isinstance(method, str) or not _METHOD.fullmatch(method):
-            raise ConfigurationError(f"expected {expected}, not {quoted(method)} in it", "methods")
-        names.add(method.upper())
-    if not names:
-        raise ConfigurationError(f"expected {expected}, not an empty list; omit it for all methods", "methods")
+    listed: list[Any] = []
+    if isinstance(methods, Iterable) and not isinstance(methods, str):  # which would be a list of letters
+        listed = list(methods)
+    if not listed or not all(isinstance(method, str) and _METHOD.fullmatch(method) for method in listed):
+        said = f'expected a list such as ["GET", "POST"], not {quoted(methods)}; omit it for all methods'
+        raise ConfigurationError(said, "methods")
+    names = {method.upper() for method in listed}
     if "GET" in names:
         names.add("HEAD")
     return frozenset(names)
@@ -177,13 +167,10 @@ def checked_limits(
     """Return the limits of a rule, or those that apply if a function fails, and the function.
 
     Raises:
-        ConfigurationError: They are invalid, or a fallback is given without a function.
+        ConfigurationError: They are invalid.
     """
     if callable(limits):
         return parse_limits(fallback_limits), limits
-    if fallback_limits != DEFAULT_FALLBACK:
-        parse_limits(fallback_limits)  # what is wrong with it comes first
-        raise ConfigurationError("requires a function as limits; add one, or remove it", "fallback_limits")
     if limits is None:
         return (), None
     return parse_limits(limits), None
@@ -193,28 +180,13 @@ def checked_cost(cost: int | CostFunction, cost_max: int | None) -> tuple[int, C
     """Return the cost of a request, or what applies if a function fails, and the function.
 
     Raises:
-        ConfigurationError: They are invalid, or `cost_max` is given without a function.
+        ConfigurationError: They are invalid.
     """
-    if callable(cost):
-        if cost_max is not None:
-            return check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000"), cost
+    if not callable(cost):
+        return check_cost(cost), None
+    if cost_max is None:
         return 1, cost
-    units = check_cost(cost)
-    if cost_max is not None:
-        raise ConfigurationError("requires a function as cost; add one, or remove cost_max", "cost_max")
-    return units, None
-
-
-def checked_count_if(count_if: CountIf) -> CountIf:
-    """Return the function that tells which responses count.
-
-    Raises:
-        ConfigurationError: It is no plain function of a status.
-    """
-    if iscoroutinefunction(count_if):
-        expected = "a plain function such as lambda status: status == 401"
-        raise ConfigurationError(f"expected {expected}, not {quoted(count_if)}", "count_if")
-    return count_if
+    return check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000"), cost
 
 
 # -- what it does with them --------------------------------------------------------------------------------------------
@@ -225,44 +197,26 @@ class Action:
     """What a rule does with the requests that it matches.
 
     Attributes:
-        kind: ``limit``, ``shadow``, ``block`` or ``exempt``.
+        exempts: Whether it lets requests pass uncounted.
+        blocks: Whether it refuses every request.
+        is_shadow: Whether it only reports what it would refuse.
         is_final: Whether no later rule applies.
         status: The status of the response to a blocked request.
     """
 
-    kind: str
+    exempts: bool
+    blocks: bool
+    is_shadow: bool
     is_final: bool
     status: int
 
     @property
-    def exempts(self) -> bool:
-        """Whether it lets requests pass uncounted."""
-        return self.kind == "exempt"
-
-    @property
-    def blocks(self) -> bool:
-        """Whether it refuses every request."""
-        return self.kind == "block"
-
-    @property
-    def is_shadow(self) -> bool:
-        """Whether it only reports what it would refuse."""
-        return self.kind == "shadow"
-
-
-def action_of(*, exempt: bool, final: bool, shadow: bool, block: bool, status: int | None) -> Action:
-    """Return what a rule does, from its options, of which at most one kind is given.
-
-    Raises:
-        ConfigurationError: The status is none of a refusal.
-    """
-    kind = "limit"
-    if exempt:
-        kind = "exempt"
-    elif block:
-        kind = "block"
-    elif shadow:
-        kind = "shadow"
-    if status is None:
-        status = 403
-    return Action(kind, final or exempt or block, check_whole(status, 400, 599, "status", "for example 503"))
+    def kind(self) -> str:
+        """``limit``, ``shadow``, ``block`` or ``exempt``."""
+        if self.exempts:
+            return "exempt"
+        if self.blocks:
+            return "block"
+        if self.is_shadow:
+            return "shadow"
+        return "limit"

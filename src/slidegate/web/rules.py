@@ -20,6 +20,7 @@ from .clients import client_key
 from .keys import Key, KeyFunction, path_parameters
 from .rule_values import (
     DEFAULT_FALLBACK,
+    Action,
     Charging,
     Condition,
     Connection,
@@ -27,9 +28,7 @@ from .rule_values import (
     CountIf,
     Limits,
     LimitsFunction,
-    action_of,
     checked_cost,
-    checked_count_if,
     checked_limits,
     matching_of,
 )
@@ -149,13 +148,28 @@ class Rule:
         block: bool = False,
         status: int | None = None,
     ) -> None:
-        flags = {"exempt": exempt, "final": final, "shadow": shadow, "block": block, "count_denied": count_denied}
         self.matching = matching_of(path, methods, connection, when)
-        options: dict[str, object] = {**flags, "limits": limits, "concurrency": concurrency, "key": key, "unit": unit}
-        options |= {"cost": cost, "cost_max": cost_max, "count_if": count_if, "wait": wait, "wait_max": wait_max}
-        options |= {"fair": fair, "on_error": on_error, "status": status}
-        self._check_together({option for option, value in options.items() if _is_said(option, value)})
-        self.action = action_of(exempt=exempt, final=final, shadow=shadow, block=block, status=status)
+        options: dict[str, object] = {
+            "exempt": exempt,
+            "final": final,
+            "shadow": shadow,
+            "block": block,
+            "status": status,
+            "limits": limits,
+            "concurrency": concurrency,
+            "key": key,
+            "cost": cost,
+            "unit": unit,
+            "count_if": count_if,
+            "count_denied": count_denied,
+            "wait": wait,
+            "wait_max": wait_max,
+            "fair": fair,
+            "on_error": on_error,
+        }
+        _check_together({option for option, value in options.items() if _is_said(option, value)})
+        refusal = check_whole(403 if status is None else status, 400, 599, "status", "for example 503")
+        self.action = Action(exempt, block, shadow, final or exempt or block, refusal)
         units, cost_function = checked_cost(cost, cost_max)
         fixed, limits_function = checked_limits(limits, fallback_limits)
         self.charging = Charging(
@@ -167,7 +181,7 @@ class Rule:
             cost_function=cost_function,
             cost_max=cost_max,
             unit=_if_given(check_name, unit, "unit"),
-            count_if=_if_given(checked_count_if, count_if),
+            count_if=count_if,
             count_denied=count_denied,
             on_error=_if_given(check_on_error, on_error),
             wait_us=_if_given(parse_duration_us, wait, "wait") or 0,
@@ -176,18 +190,6 @@ class Rule:
         )
         self.name = _if_given(check_name, name, "name")
         self.label = self.name or label_of(sorted(self.matching.paths), self.matching.methods or ())
-
-    def _check_together(self, given: set[str]) -> None:
-        """Check for options that cannot be combined with another one, or require one."""
-        for option, others, why in EXCLUSIONS:
-            for other in others:
-                if {option, other} <= given:
-                    raise ConfigurationError(f"cannot be combined with {other}: {why}; remove one of them", option)
-        for option, needed, written in NEEDS:
-            if option in given and needed not in given:
-                raise ConfigurationError(f"requires {needed}; add {written}, or remove {option}", option)
-        if not given & {"limits", "concurrency", "exempt", "block"}:
-            raise ConfigurationError(f'{self._call}: expected limits such as "5/minute"')
 
     def __repr__(self) -> str:
         shown = [repr(self.label)]
@@ -209,13 +211,13 @@ class Rule:
 
     def limited_as(self, other: Rule) -> Rule:
         """Return the rule with the limits of another one."""
-        limits, function, concurrency = (
-            other.charging.limits,
-            other.charging.limits_function,
-            other.charging.concurrency,
+        rule, theirs = copy(self), other.charging
+        rule.charging = replace(
+            self.charging,
+            limits=theirs.limits,
+            limits_function=theirs.limits_function,
+            concurrency=theirs.concurrency,
         )
-        rule = copy(self)
-        rule.charging = replace(self.charging, limits=limits, limits_function=function, concurrency=concurrency)
         return rule
 
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
@@ -225,21 +227,13 @@ class Rule:
 
     def _check_parameters(self, key: Key, option: str) -> None:
         """Check that its paths have the parameters by which it counts."""
-        names_by_path: dict[str, Collection[str]] = {path.path: path.convertors for path in self.matching.rule_paths}
-        if not names_by_path:
-            names_by_path["*"] = ()
+        names_by_path: dict[str, Collection[str]] = dict.fromkeys(self.matching.paths, ())  # as for "*"
+        names_by_path |= {path.path: path.convertors for path in self.matching.rule_paths}
         for path, names in names_by_path.items():
             for name in path_parameters(key):
                 if name not in names:
                     problem = f"{quoted(path)} has no parameter {quoted(name)}{closest(name, names)}"
                     raise ConfigurationError(f"path_param: {problem}", option)
-
-    @property
-    def _call(self) -> str:
-        paths = self.matching.paths
-        if len(paths) == 1:
-            return f"Rule({quoted(paths[0])})"
-        return f"Rule({quoted(list(paths))})"
 
     @property
     def identity(self) -> str:
@@ -256,6 +250,19 @@ class Rule:
     def counts(self) -> bool:
         """Whether the rule counts requests; one that exempts or blocks them does not."""
         return bool(self.charging.all_limits)
+
+
+def _check_together(given: set[str]) -> None:
+    """Check for options that cannot be combined with another one, or require one."""
+    for option, others, why in EXCLUSIONS:
+        for other in others:
+            if {option, other} <= given:
+                raise ConfigurationError(f"cannot be combined with {other}: {why}; remove one of them", option)
+    for option, needed, written in NEEDS:
+        if option in given and needed not in given:
+            raise ConfigurationError(f"requires {needed}; add {written}, or remove {option}", option)
+    if not given & {"limits", "concurrency", "exempt", "block"}:
+        raise ConfigurationError('expected limits such as "5/minute"', "limits")
 
 
 def _is_said(option: str, value: object) -> bool:

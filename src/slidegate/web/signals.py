@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.addresses import Address, address_key
-from ..core.arguments import check_whole, expect
+from ..core.arguments import check_whole
 from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, clean_reason, longest
 from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.decision import Decision, Reason, refused_by_ban
@@ -50,7 +50,7 @@ class Signals:
         by_refusal: The signals for refusals.
 
     Raises:
-        ConfigurationError: An item is not a policy, two policies have one name, or a key or path is invalid.
+        ConfigurationError: Two policies have one name, or a key or path is invalid.
     """
 
     def __init__(
@@ -71,7 +71,9 @@ class Signals:
         self.by_status: defaultdict[int, list[Signal]] = defaultdict(list)
         self.by_refusal: list[Signal] = []
         self._honeypots: list[tuple[RulePath, Signal]] = []
-        for policy in _listed(policies):
+        if isinstance(policies, BanPolicy):
+            policies = [policies]
+        for policy in policies or ():
             self._add(policy)
         self.keyed = [policy for policy in self.ban_policies.values() if policy.key is not None]
         self._joined: dict[tuple[object, ...], tuple[object, tuple[BanSubject, ...]]] = {}
@@ -250,26 +252,15 @@ class Signals:
         return await answer_to_the_end(self._engine.strike(policy, key, weight, reason))
 
 
-def _listed(policies: BanPolicy | Iterable[BanPolicy] | None) -> Iterable[BanPolicy]:
-    """Return the policies of a middleware as a list."""
-    if policies is None:
-        return ()
-    if isinstance(policies, BanPolicy):
-        return (policies,)
-    return list(policies)
-
-
 def _check_key(policy: BanPolicy, client: ClientAddress) -> None:
     """Check the key of a policy, or the client, which it bans if it has none.
 
     Raises:
         ConfigurationError: The key finds no client or too many of them.
     """
-    key: Key = client
-    if policy.key is not None:
-        if not isinstance(policy.key, Key):
-            raise ConfigurationError(f"expected a built-in key such as header, not {quoted(policy.key)}", "key")
-        key = policy.key
+    key = client if policy.key is None else policy.key
+    if not isinstance(key, Key):
+        raise ConfigurationError(f"expected a built-in key such as header, not {quoted(key)}", "key")
     if any(isinstance(part, Key) and part.shared for part in parts_of(policy.key)):
         raise ConfigurationError(
             f"{policy.key!r} does not identify a client; use client_ip(), header, cookie or user", "key"
@@ -305,22 +296,23 @@ async def strike(
     """
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
-    expect("policy", policy, str, '"abuse"')
-    # Innermost first, so that the outermost of two policies with one name wins.
-    above: dict[str, Visit] = {}
     innermost: Visit | None = visit_of(request, "strike")
     if innermost is None:
         return None
+    # Innermost first, so that the outermost of two policies with one name wins.
+    above: dict[str, Visit] = {}
     visits = [*innermost.visits()]
-    for one in visits:
-        above.update(dict.fromkeys(one.policy.signals.ban_policies, one))
+    for visit in visits:
+        above.update(dict.fromkeys(visit.policy.signals.ban_policies, visit))
     name = policy
     if name is None and len(above) == 1:
         (name,) = above
     if name not in above:
-        if any(decision.reason is Reason.DISABLED for one in visits for decision in one.own):
+        if any(decision.reason is Reason.DISABLED for visit in visits for decision in visit.own):
             return None
-        raise ConfigurationError(f"strike: {_problem(policy, list(above))}")
+        names = ", ".join(map(repr, above)) or "none, write RateLimitMiddleware(..., bans=BanPolicy())"
+        said = f"{names}; name one of them, not {quoted(policy)}{closest(policy, above)}"
+        raise ConfigurationError(f"strike: the ban policies of this endpoint are: {said}")
     visit = above[name]
     if not visit.may_be_struck:
         return None
@@ -329,14 +321,3 @@ async def strike(
     visit.struck = (*visit.struck, chosen)  # so that the status of the response is no further signal
     whole = chosen.after.amount if weight == "ban" else weight
     return await signals.strike(visit, Signal(chosen, whole, clean_reason(reason)), request.scope)
-
-
-def _problem(policy: str | None, names: Sequence[str]) -> str:
-    """Return what is wrong with the name of a policy, given the names of those around an endpoint."""
-    shown = ", ".join(map(repr, names)) or "none"
-    problem = "write RateLimitMiddleware(..., bans=BanPolicy())"
-    if names and policy is None:
-        problem = "name one of them"
-    elif names:
-        problem = f"{quoted(policy)} is none{closest(policy, names)}"
-    return f"the ban policies of this endpoint are: {shown}; {problem}"
