@@ -114,7 +114,7 @@ ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no file": (FROM_FILE, {"path": None}, "slidegate.toml"),
     "a bad file": (FROM_FILE, {"path": TEN}, "ten/minute"),
     "a store in a file": (FROM_FILE, {"path": LOST}, "/dev/null/middleware"),
-    "an option beside a file": (FROM_FILE, {"path": FIVE, "limiter": 7}, "limiter: expected Limiter"),
+    "an option beside a file": (FROM_FILE, {"path": FIVE, "limits": "1/s"}, "from_file: write limits into the file"),
     "limits beside a file": (FROM_FILE, {"path": FIVE, "limits": "2/hour"}, "write limits into the file, not beside"),
 }
 """A middleware, its options (a path stands for a file with that text), and a part of the message."""

@@ -19,7 +19,7 @@ from ..findings.report import Finding
 from ..limiter import Limiter
 from ..web.broken import FailsAtStartup, fail_startup
 from ..web.middleware import RateLimitMiddleware
-from ..web.policy import build
+from ..web.policy import Policy
 from .config import ConfigReader
 from .watcher import FollowedFile
 
@@ -118,7 +118,8 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         made = object.__new__(RateLimitMiddleware)
         made.file = self.file
         try:
-            made.begin_with(self._below, build(self._below, **given, owner=self), enabled)
+            made.app = self._below
+            made.begin_with(Policy(self._below, **given, owner=self), enabled)
         except ConfigurationError as error:
             raise reader.located(error) from error.__cause__
         return made

@@ -14,7 +14,7 @@ from ..core.errors import ConfigurationError
 from ..files.config import STORE_VARIABLE, ConfigReader
 from ..files.reload import ReloadingMiddleware
 from ..web.middleware import RateLimitMiddleware
-from ..web.policy import Policy, build
+from ..web.policy import Policy
 from ..web.routes import DEPTH, added_middlewares, attribute_of, layers, routes_of
 
 
@@ -90,12 +90,12 @@ def _planned(app: object, path: str, options: dict[str, Any], on_error: str | No
 
     Its rules are asked with a limiter in memory, so that its own one, which may be at work, learns of no second one.
     """
-    known = signature(build).parameters.keys() - {"limiter"}  # a class of the user's may have others
+    known = signature(Policy).parameters.keys() - {"limiter"}  # a class of the user's may have others
     own = {name: options[name] for name in known & options.keys()}
     if options.get("limiter") is not None:
         on_error = options["limiter"].on_error
     if options.get("enabled", True):
-        yield Guard(build(app, **own), app, path, on_error)
+        yield Guard(Policy(app, **own), app, path, on_error)
 
 
 def _planned_by_file(app: object, mounted: str, path: Any, *, store: str = "", **code: Any) -> Iterator[Guard]:

@@ -31,7 +31,7 @@ from .endpoint_limits import exempt_methods, limits_of_routes
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
-from .policy import Policy, build
+from .policy import Policy
 from .published import published_rules
 from .refusals import OnRefused
 from .routes import layers, visible_app
@@ -150,17 +150,15 @@ class RateLimitMiddleware(FailsAtStartup):
         self.app = app
         if self.is_built:  # Starlette builds its stack again, see `rebuilt`
             return
-        self.begin_with(app, build(app, **given), enabled)
-        counts_apart = limiter is None or self.policy.names.has_unnamed
-        if counts_apart:
+        self.begin_with(Policy(app, **given), enabled)
+        if limiter is None or self.policy.names.has_unnamed:  # it counts apart from others
             self.given = tuple(given.values())
             self._inspection.of_building(self)
         self.limiter.engine.register(self)
         self.is_built = True
 
-    def begin_with(self, app: ASGIApp, policy: Policy, enabled: bool) -> None:
-        """Begin to guard an application by a policy."""
-        self.app = app
+    def begin_with(self, policy: Policy, enabled: bool) -> None:
+        """Begin to guard the application by a policy."""
         self.policy = policy
         for file in policy.files:
             file.observe(self.limiter.engine.emit)
@@ -213,11 +211,6 @@ class RateLimitMiddleware(FailsAtStartup):
     def ban_policies(self) -> Sequence[BanPolicy]:
         """Its ban policies."""
         return tuple(self.policy.signals.ban_policies.values())
-
-    @property
-    def prefix(self) -> str:
-        """What stands in front of the names of its rules."""
-        return self.policy.names.prefix
 
     def buckets(self) -> list[Bucket]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from starlette.types import Scope
 
+from ..core.arguments import check_name
 from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
 from ..core.memo import MANY, PATH_BYTES, remember
@@ -294,31 +295,30 @@ class Names:
 
     Args:
         limiter: The limiter, which knows the names of its other middlewares.
-        prefix: What stands in front of them.
+        name: The name of the middleware; None for none.
         owner: What owns those of unnamed rules, which no other middleware has while it exists; by default this object.
 
     Attributes:
-        prefix: What stands in front of them.
+        middleware: The name of the middleware; empty if it has none.
         has_unnamed: Whether `unique` has given a name so far: to limits without one, of routes, or of messages, which
             count apart from those of every other middleware.
     """
 
-    def __init__(self, limiter: Limiter, prefix: str, owner: object) -> None:
+    def __init__(self, limiter: Limiter, name: str | None, owner: object) -> None:
         self._engine = limiter.engine
-        self.prefix = prefix
-        self._owner = owner
+        self.middleware = ""
+        self._prefix = ""
+        if name is not None:
+            self.middleware = check_name(name, "name")
+            self._prefix = f"{name}:"
+        self._owner = self if owner is None else owner
         self.has_unnamed = False
-
-    @property
-    def middleware(self) -> str:
-        """The name of the middleware; empty if it has none."""
-        return self.prefix.removesuffix(":")
 
     def of(self, rule: Rule) -> str:
         """Return the name of the buckets of a rule."""
         if rule.name is None and rule.counts:
             return self.unique(rule.identity)
-        return self.prefix + rule.identity
+        return self._prefix + rule.identity
 
     def of_routes(self) -> str:
         """Return what the names of the buckets of routes begin with."""
@@ -327,8 +327,7 @@ class Names:
     def unique(self, identity: str) -> str:
         """Return a name that no other middleware has, and that is stable when a configuration file is reloaded."""
         self.has_unnamed = True
-        owner = self if self._owner is None else self._owner
-        return self._engine.unique_id(self.prefix + identity, owner)
+        return self._engine.unique_id(self._prefix + identity, self._owner)
 
 
 def method_of(scope: Scope) -> Any:

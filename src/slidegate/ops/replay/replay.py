@@ -176,7 +176,7 @@ def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLim
         bans=one.ban_policies,
         headers=None,
         enabled=True,
-        name=one.prefix.removesuffix(":") or None,
+        name=one.policy.names.middleware or None,
         blocklist=one.lists["blocklist"],
         allowlist=one.lists["allowlist"],
     )
