@@ -11,7 +11,7 @@ from starlette.types import Scope
 from ..core.addresses import address_key
 from ..core.errors import quoted
 from ..web.client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
-from ..web.clients import KEY
+from ..web.clients import GONE, KEY
 from ..web.keys import parts_of, person_of, user
 from ..web.plan import Effect
 from ..web.policy import Policy
@@ -40,7 +40,7 @@ _MANY_NAMES: Final = 20
 def about_request(policy: Policy, scope: Scope, client_key: str) -> Iterator[Finding]:
     """Yield the findings about a request as it comes."""
     yield from _about_shared_names(policy, scope)
-    if policy.clients.has_lost_peer(scope):
+    if policy.clients.of(scope).verdict is GONE:
         return
     if client_key == UNKNOWN_PEER:
         yield Finding(

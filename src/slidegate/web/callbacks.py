@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope
 
 from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, escaped, logger, written
-from ..limiter import check_cost
+from ..limiter import Limiter, check_cost
 from ..limiter.aio import is_cancellation
 from .clients import KEY
 from .keys import KeyCondition
@@ -98,9 +98,14 @@ def _is_within_body(given: object) -> bool:
 
 
 class UserCallbacks:
-    """Calls the user's functions and throttles the logging of their failures."""
+    """Calls the user's functions and throttles the logging of their failures.
 
-    def __init__(self) -> None:
+    Args:
+        limiter: Makes keys of the texts that functions return.
+    """
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
         self._throttle = Throttle()
 
     async def truth_of(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
@@ -145,6 +150,12 @@ class UserCallbacks:
                 raise
             self.report(what, rule.label, error, _CONSEQUENCES[what])
             return default
+
+    def checked_key(self, key: Any) -> str | None:
+        """Return the key that a function has returned; None and an empty text stay as they are."""
+        if key is None or key == "":
+            return key  # type: ignore[no-any-return]
+        return self._limiter.key_for(key)
 
     def report(self, what: str, where: str, error: BaseException, consequence: str) -> None:
         """Log a failure of the user's function, at most once a minute for each function and rule."""

@@ -29,7 +29,8 @@ from .keys import Key
 KEY: Final = "slidegate"
 """The scope key of the innermost visit of a request."""
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
-_GONE: Final = Decision(False, Reason.BLOCKED, by="gone")
+GONE: Final = Decision(False, Reason.BLOCKED, by="gone")
+"""The verdict where the peer is unknown because its connection was reset."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,9 +85,6 @@ class AnyClients(Protocol):
     def of(self, scope: Scope) -> Client:
         """Return the client of a request."""
 
-    def has_lost_peer(self, scope: Scope) -> bool:
-        """Return whether the peer of a request is unknown because its connection was reset."""
-
 
 class Clients:
     """Determines the clients of requests.
@@ -128,14 +126,6 @@ class Clients:
         if self._blocklist is not None:
             self._blocklist.report_spared()
 
-    def has_lost_peer(self, scope: Scope) -> bool:
-        """Return whether the peer of a request is unknown because its connection was reset; it is refused then.
-
-        Applies only if this server has named peers before, and only with a blocklist or bans: a listed or banned client
-        could otherwise evade them.
-        """
-        return self._needs_peers and self._peers_named and may_be_gone(scope)
-
     def _determine(self, scope: Scope, memo_key: object) -> Client:
         """Determine the client of a request, and remember it.
 
@@ -145,10 +135,10 @@ class Clients:
         """
         self._peers_named = self._peers_named or bool(peer_of(scope))
         key, address = self.address.locate(scope)
-        if self.has_lost_peer(scope):
-            verdict: Decision | None = _GONE
-        else:
-            verdict = self._verdict(address)
+        verdict = self._verdict(address)
+        # A listed or banned client could otherwise evade its list or ban. A server that never names peers is another.
+        if self._needs_peers and self._peers_named and may_be_gone(scope):
+            verdict = GONE
         client = Client(key, self._subjects_of(key, address), verdict)
         if memo_key is not None:
             remember(self._known, memo_key, client, MANY)
@@ -227,10 +217,6 @@ class FollowingClients:
             self._clients.forget()
         return self._clients.of(scope)
 
-    def has_lost_peer(self, scope: Scope) -> bool:
-        """See `Clients.has_lost_peer`."""
-        return self._clients.has_lost_peer(scope)
-
 
 class KeyedClients:
     """The clients where policies ban further keys of a request, which are read when it arrives.
@@ -258,10 +244,6 @@ class KeyedClients:
         found = Client(client.key, client.subjects, client.verdict, located)
         found.subjects = self._with_keys(client.subjects, found.beside(scope), client.key)
         return found
-
-    def has_lost_peer(self, scope: Scope) -> bool:
-        """See `Clients.has_lost_peer`."""
-        return self._clients.has_lost_peer(scope)
 
 
 # -- what functions of a request ask -----------------------------------------------------------------------------------

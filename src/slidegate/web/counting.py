@@ -7,7 +7,7 @@ needs a look at the client or the scope alone; a function of the user's replaces
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -15,8 +15,8 @@ from starlette.types import Scope
 from ..core.buckets import Bucket, Check, windows_of
 from ..core.decision import Decision, Reason
 from ..core.events import Event
-from ..limiter import Limiter
 from ..limiter.aio import answer_of
+from ..limiter.engine import Engine
 from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_of, whole_cost
 from .plan import Met, Plan, Traits
@@ -42,7 +42,7 @@ class Counting:
     """Counts the requests of one middleware.
 
     Args:
-        limiter: The limiter that counts.
+        engine: The engine of the limiter.
         rules: The rules.
         calls: Calls the user's functions.
         waiting: Lets requests wait for room.
@@ -50,10 +50,9 @@ class Counting:
     """
 
     def __init__(
-        self, limiter: Limiter, rules: RuleSet, calls: UserCallbacks, waiting: Waiting, signals: Signals
+        self, engine: Engine, rules: RuleSet, calls: UserCallbacks, waiting: Waiting, signals: Signals
     ) -> None:
-        self._limiter = limiter
-        self._engine = limiter.engine
+        self._engine = engine
         self._rules = rules
         self._calls = calls
         self._waiting = waiting
@@ -158,7 +157,7 @@ class Counting:
             bucket = await ask(rule, request, "limits", charging.limits_function, bound.with_limits, bucket)
         key = bound.key_of(request.scope, visit.client.key)
         if bound.key_function is not None:
-            found: str | None = await ask(rule, request, "key", bound.key_function, self._checked_key, key)
+            found: str | None = await ask(rule, request, "key", bound.key_function, self._calls.checked_key, key)
             if found is None:
                 return _Asked()
             key = found or key
@@ -168,12 +167,6 @@ class Counting:
             cost = await ask(rule, request, "cost", charging.cost_function, whole_cost, cost)
             cost = _capped(cost, charging.cost_max, bucket)
         return _Asked([(charged, key, units) for charged, units in bound.charges_of(bucket, cost)])
-
-    def _checked_key(self, found: Any) -> str | None:
-        """Return the key that a user's function has returned; None and an empty text stay as they are."""
-        if found is None or found == "":
-            return found  # type: ignore[no-any-return]
-        return self._limiter.key_for(found)
 
     # -- conditions and shadow rules -----------------------------------------------------------------------------------
 

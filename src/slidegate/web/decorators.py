@@ -15,7 +15,7 @@ from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import quoted
 from ..core.logs import logger
 from ..limiter.engine import Engine
 from .routes import DEPTH, attribute_of, found_at_name
@@ -48,11 +48,7 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
         check: Charges a request; raises if that is refused.
         endpoint: A function that is or will be the endpoint of a route.
         rule: What the check charges.
-
-    Raises:
-        ConfigurationError: `endpoint` cannot be decorated.
     """
-    _check_function(endpoint)
     shown, own = _signature(endpoint)
     is_async = is_async_callable(endpoint)
     called_directly: list[Any] = []
@@ -109,26 +105,6 @@ def _wrapped_by(function: Any) -> Iterator[Any]:
         if function is None:
             return
         yield function
-
-
-def _check_function(endpoint: Any) -> None:
-    """Check that a limit can be put around an endpoint.
-
-    Raises:
-        ConfigurationError: It is no function, or one that has answered before it runs.
-    """
-    if not callable(endpoint) or inspect.isclass(endpoint):
-        raise ConfigurationError(
-            'RateLimit: expected a function to limit, for example @RateLimit("5/second") above '
-            f"async def page(request), or a method of a class such as HTTPEndpoint, not {quoted(endpoint)}; for a "
-            "class or an application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
-        )
-    core = inspect.unwrap(endpoint)
-    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
-        raise ConfigurationError(
-            f"RateLimit: {quoted(core)} is a generator, whose response starts before it runs; "
-            "write dependencies=[Depends(RateLimit(...))] at its route"
-        )
 
 
 def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:

@@ -41,21 +41,6 @@ class FoundLimits(NamedTuple):
     is_lasting: bool
 
 
-def rule_of_routes(limits: Limits | LimitsFunction, key: Key | KeyFunction | None) -> Rule:
-    """Return the rule that `default_limits` stand for.
-
-    Raises:
-        ConfigurationError: The limits cannot be parsed.
-    """
-    try:
-        return Rule("*", limits, key=key)
-    except ConfigurationError as error:
-        text = str(error)
-        if error.option == "limits":  # users of `default_limits` have written no option of that name
-            text = error.text
-        raise ConfigurationError(text, "default_limits") from None
-
-
 class DefaultLimits:
     """The limits for each route below a middleware.
 
@@ -81,7 +66,10 @@ class DefaultLimits:
         own_id: str,
         bind: Callable[[Rule, str], BoundRule],
     ) -> None:
-        self.rule = rule_of_routes(limits, key)
+        try:
+            self.rule = Rule("*", limits, key=key)
+        except ConfigurationError as error:
+            raise ConfigurationError(error.text, "default_limits") from None
         self._own_id = own_id
         self._app = app
         self._bind = bind

@@ -29,8 +29,7 @@ from .clients import KEY, visit_of
 from .decorators import decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
-from .endpoint_names import Place, rule_at, spelled
-from .endpoint_options import EndpointOptions, EndpointRule, check_options
+from .endpoint_rule import EndpointOptions, EndpointRule, Place, check_options, rule_at, spelled
 from .keys import path_parameters
 from .plan import Plan
 from .policy import Policy
@@ -157,14 +156,13 @@ class RateLimit:
         Lists, bans, rules and limits at the endpoint still apply.
 
         Raises:
-            ConfigurationError: The endpoint cannot be marked, or is an application with routes of its own.
+            ConfigurationError: The endpoint is an application with routes of its own.
         """
         marked = getattr(endpoint, "__func__", endpoint)  # each access to a method creates a new bound method
-        if not callable(endpoint) or not hasattr(marked, "__dict__") or hasattr(endpoint, "routes"):
+        if hasattr(endpoint, "routes"):
             raise ConfigurationError(
-                f"RateLimit.exempt: expected the function or class of an endpoint, for example @RateLimit.exempt above "
-                f"async def health(request), not {quoted(endpoint)}; for everything below a path, write "
-                'Rule("/path/{rest:path}", exempt=True)'
+                f"RateLimit.exempt: expected the function or class of an endpoint, not {quoted(endpoint)}; for "
+                'everything below a path, write Rule("/path/{rest:path}", exempt=True)'
             )
         setattr(marked, EXEMPT_MARK, True)
         return endpoint
@@ -230,7 +228,10 @@ class RateLimit:
             others = [effect for effect in visit.effects if not isinstance(effect, ReportRefusal)]  # of caught ones
             visit.effects = [*others, ReportRefusal(refusals, decision, scope)]
         if is_websocket and (visit.status or not takes_answer(scope)):
-            raise _closing(decision, is_accepted=bool(visit.status))
+            if decision.reason is Reason.BANNED:
+                raise WebSocketException(POLICY_VIOLATION, "banned")
+            code = TRY_AGAIN_LATER if visit.status else POLICY_VIOLATION
+            raise WebSocketException(code, TOO_MANY)
         answer = refusals.answer(decision, rendered)
         visit.need(answer.needed)
         raise EndpointRefusal(decision, answer)
@@ -266,15 +267,6 @@ def _report_parameters(rule: Rule, scope: Scope) -> None:
         if name not in names:
             said = "RateLimit of %s: its route has no parameter %r to count by%s"
             logger.warning(said, rule.label, name, closest(name, names))
-
-
-def _closing(decision: Decision, *, is_accepted: bool) -> WebSocketException:
-    """Return the exception that closes a websocket without an answer: it is accepted, or its server can send none."""
-    if decision.reason is Reason.BANNED:
-        return WebSocketException(POLICY_VIOLATION, "banned")
-    if is_accepted:
-        return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
-    return WebSocketException(POLICY_VIOLATION, TOO_MANY)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -407,7 +407,8 @@ class _User(Key):
             if not _is_logged_in(person):
                 return None
             name = _name_of(person)
-            if not name and not _is_empty(person):
+            # An empty text or mapping as a user stands for nobody.
+            if not name and (not isinstance(person, (str, Mapping)) or person):
                 self._tell(type(person).__qualname__)
         except Exception:
             # A user object may query a database; its failure neither bypasses the limit nor causes a 500.
@@ -453,11 +454,6 @@ _USER_ATTRIBUTES: Final = ("identity", "id", "display_name", "username", "sub")
 def _is_logged_in(person: object) -> bool:
     """Return whether there is a user; one whose `is_authenticated` is False, as Starlette's for nobody, is none."""
     return person is not None and getattr(person, "is_authenticated", True) is not False
-
-
-def _is_empty(person: object) -> bool:
-    """Return whether what an application keeps as its user is an empty text or mapping, which stands for nobody."""
-    return isinstance(person, (str, Mapping)) and not person
 
 
 def _name_of(person: object) -> str:

@@ -88,7 +88,7 @@ class Policy:
         self.address = client or client_ip()
         self.signals = signals = Signals(self.limiter, self.address, allowlist, bans)
         self.headers = Headers(headers, engine.unix_us)
-        calls, routes = UserCallbacks(), RouteLabels()
+        calls, routes = UserCallbacks(self.limiter), RouteLabels()
         self.rules = RuleSet(
             all_rules(limits, rules, key),
             default_limits,
@@ -106,7 +106,7 @@ class Policy:
         if blocklist is not None:
             self.blocklist = Blocklist(blocklist, self.address.networks, engine.emit)
         self.clients = _clients(self.address, self.blocklist, allowlist, signals, self.files)
-        self.counting = Counting(self.limiter, self.rules, calls, Waiting(self.limiter, calls), signals)
+        self.counting = Counting(engine, self.rules, calls, Waiting(self.limiter, calls), signals)
         self.refusals = Refusals(engine, signals, self.headers, routes, calls, on_refused)
         self.report = Report(engine, routes)
         self.messages: Bucket | None = None

@@ -232,12 +232,12 @@ class Refusals:
         if decision.reason is Reason.UNAVAILABLE:
             detail = "This service cannot count requests now; Retry-After says when to try again."
             return _answer(_CAPACITY, 503, detail, retry_after_s or 0)
-        if decision.status >= 500:  # of a rule
+        if not decision.status:
+            return _answer("", 403, "Requests from this address are not accepted.", retry_after_s)
+        detail = "Such requests are not accepted."  # by a rule
+        if decision.status >= 500:
             detail = "This service does not accept such a request now."
-            return _answer("", decision.status, detail, retry_after_s, (decision.by,))
-        if decision.status:
-            return _answer("", decision.status, "Such requests are not accepted.", retry_after_s, (decision.by,))
-        return _answer("", 403, "Requests from this address are not accepted.", retry_after_s)
+        return _answer("", decision.status, detail, retry_after_s, (decision.by,))
 
     def _of_ban(self, ban: Ban, retry_after_s: int | None) -> Answer:
         """Return the answer to a refusal by a ban, which contains only that fact and the end of the ban."""
@@ -272,21 +272,20 @@ class Refusals:
         if not observers.wants("refused"):
             return
         state, client = refusal.binding, visit.client.key
-        rule, by = "", refusal.by
-        if state is not None or refusal.status:
-            rule, by = label_of_refusal(refusal), ""
-        key = client
+        key, rule, by, limit = client, "", refusal.by, ""
         if state is not None:
-            key = state.key
+            key, limit = state.key, str(state.limit)
         elif refusal.ban is not None:
             key = refusal.ban.key
+        if state is not None or refusal.status:
+            rule, by = label_of_refusal(refusal), ""
         method = escaped(str(scope.get("method", _HANDSHAKE)), _MAX_METHOD)
         path = escaped(str(scope.get("path", "")), _MAX_PATH)
         details: dict[str, object] = {
             "key": key,
             "client": client,
             "rule": rule,
-            "limit": "" if state is None else str(state.limit),
+            "limit": limit,
             "reason": str(refusal.reason),
             "by": by,
             "route": self._routes.label(scope),

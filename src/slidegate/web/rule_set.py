@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from starlette.types import Scope
@@ -17,7 +17,7 @@ from ..limiter import Limiter
 from ..limiter.callers import living
 from .bound_rule import BoundRule
 from .default_limits import DefaultLimits
-from .endpoint_names import spelled
+from .endpoint_rule import spelled
 from .headers import Headers
 from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, RulePath, Texts
@@ -68,13 +68,6 @@ def all_rules(
     return [rule.keyed(key) for rule in listed]
 
 
-class Written(NamedTuple):
-    """Limits as they are written in code, and where."""
-
-    limits: str
-    where: str
-
-
 class RuleSet:
     """Rules in their order.
 
@@ -97,7 +90,7 @@ class RuleSet:
         nothing: The plan of requests that no rule concerns: their client is on a list, or limits are off.
         always: The plan of all requests but preflights, if they match the same rules; else None.
         at_endpoints: The plans of limits at endpoints, which end with the policy, as a reloaded file replaces it.
-        written: The limits as they were first written, by the name of their buckets.
+        written: The limits as they were first written, and where, by the name of their buckets.
     """
 
     def __init__(
@@ -129,11 +122,11 @@ class RuleSet:
         if default_limits is not None:
             self.defaults = DefaultLimits(default_limits, key, app, names.of_routes(), self.bind)
         self.own = self._bound_in_order(names)
-        self.written: dict[str, Written] = {}
+        self.written: dict[str, tuple[str, str]] = {}
         for bound in self.own:
             self.differing(bound.rule, bound.identity, "the middleware")
         self._anywhere = {index for index, bound in enumerate(self.own) if not bound.paths}
-        self._index = PathIndex(self._paths_with_rules())
+        self._index = PathIndex([(path, index) for index, bound in enumerate(self.own) for path in bound.paths])
         # One plan for all, if nothing about a request matters but whether it is a preflight.
         self._is_one_plan = False
         if self.defaults is None and honeypots is None:
@@ -152,10 +145,6 @@ class RuleSet:
             others += [limit.name for limit in bound.named]
             found.append(bound)
         return found
-
-    def _paths_with_rules(self) -> list[tuple[RulePath, int]]:
-        """Return the paths of the rules, each with the index of its rule."""
-        return [(path, index) for index, bound in enumerate(self.own) for path in bound.paths]
 
     def begin_anew(self) -> None:
         """Make all plans anew, because amounts have changed."""
@@ -276,12 +265,12 @@ class RuleSet:
         """
         if rule.name is None or not rule.counts:
             return ""
-        own = Written(spelled(rule), where)
-        first = self.written.setdefault(identity, own)
-        if first.limits == own.limits:
+        limits = spelled(rule)
+        first, there = self.written.setdefault(identity, (limits, where))
+        if first == limits:
             return ""
         return (
-            f"the name {rule.name!r} has different limits: {first.limits} in {first.where}, {own.limits} in {where}; "
+            f"the name {rule.name!r} has different limits: {first} in {there}, {limits} in {where}; "
             "write the same limits, or give one of them another name"
         )
 
@@ -311,7 +300,7 @@ class Names:
         if name is not None:
             self.middleware = check_name(name, "name")
             self._prefix = f"{name}:"
-        self._owner = self if owner is None else owner
+        self._owner = owner
         self.has_unnamed = False
 
     def of(self, rule: Rule) -> str:
@@ -327,7 +316,8 @@ class Names:
     def unique(self, identity: str) -> str:
         """Return a name that no other middleware has, and that is stable when a configuration file is reloaded."""
         self.has_unnamed = True
-        return self._engine.unique_id(self._prefix + identity, self._owner)
+        owner = self if self._owner is None else self._owner  # kept here, it would be a cycle
+        return self._engine.unique_id(self._prefix + identity, owner)
 
 
 def method_of(scope: Scope) -> Any:

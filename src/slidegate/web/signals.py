@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -43,7 +43,7 @@ class Signals:
 
     Attributes:
         ban_policies: The policies by name.
-        keyed: Those that ban another key than the client's.
+        keyed: The keys that policies ban in place of the client's.
         addresses: The keys of these, and parts of them, that read trusted proxies themselves.
         on_request: Whether there are signals for the path of a request.
         by_status: The signals for each status of a response.
@@ -75,9 +75,10 @@ class Signals:
             policies = [policies]
         for policy in policies or ():
             self._add(policy)
-        self.keyed = [policy for policy in self.ban_policies.values() if policy.key is not None]
+        keys: list[Any] = [policy.key for policy in self.ban_policies.values()]
+        self.keyed: list[Key] = [key for key in keys if key is not None]
         self._joined: dict[tuple[object, ...], tuple[object, tuple[BanSubject, ...]]] = {}
-        parts = [part for policy in self.keyed for part in parts_of(policy.key)]
+        parts = [part for key in self.keyed for part in parts_of(key)]
         self.addresses = [part for part in parts if isinstance(part, ClientAddress) and part.trusted]
         self.on_request = bool(self._honeypots)
         self._index = PathIndex(self._honeypots)
@@ -113,7 +114,7 @@ class Signals:
     # -- who may be banned ---------------------------------------------------------------------------------------------
 
     def subjects_of(self, key: str, address: Address | None) -> tuple[BanSubject, ...]:
-        """Return the keys and the address whose bans apply to all requests of a client, without those of `keyed`."""
+        """Return the keys and the address whose bans apply to all requests of a client, without the keys in `keyed`."""
         if address is None:
             return (key,)
         own: tuple[BanSubject, ...] = (key, address)
@@ -126,11 +127,7 @@ class Signals:
 
     def with_keys(self, subjects: tuple[BanSubject, ...], scope: Scope, client_key: str) -> tuple[BanSubject, ...]:
         """Return the subjects of a client and the keys of a request that policies ban in its place."""
-        keys: list[str] = []
-        for policy in self.keyed:
-            assert policy.key is not None, "see `keyed`"
-            keys.append(policy.key.find(scope, self._limiter, client_key))
-        return self.joined(subjects, keys)
+        return self.joined(subjects, [key.find(scope, self._limiter, client_key) for key in self.keyed])
 
     def joined(self, subjects: tuple[BanSubject, ...], keys: Iterable[str]) -> tuple[BanSubject, ...]:
         """Return the subjects of a client and those of some keys that are not among them.

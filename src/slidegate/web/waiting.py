@@ -134,13 +134,7 @@ class Waiting:
             if found == client_key and not any(isinstance(key, ClientAddress) for key in parts_of(fair)):
                 return ""  # a request without the value
             return found
-        return await self._calls.ask(bound.rule, request, "fair", fair, self._tenant_key, None) or ""
-
-    def _tenant_key(self, found: object) -> str | None:
-        """Return the key of a tenant that a user's function has returned; None for none."""
-        if found is None or found == "":
-            return None
-        return self._limiter.key_for(found)  # type: ignore[arg-type]  # it checks what it gets
+        return await self._calls.ask(bound.rule, request, "fair", fair, self._calls.checked_key, None) or ""
 
 
 class _CountedPermit(Effect):

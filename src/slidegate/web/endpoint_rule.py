@@ -1,16 +1,82 @@
-"""The names of limits at endpoints that have none: of their counts, which stay over restarts, and for display."""
+"""The rule of a limit at an endpoint: its options, and the names of limits that have none.
+
+The names are those of their counts, which stay over restarts, and those for display.
+"""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection, Iterable
 from copy import copy
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
+from ..core.arguments import misplaced_option
+from ..core.errors import ConfigurationError
+from .client_ip import ClientAddress
+from .keys import parts_of
 from .routes import found_at_name
+from .rule_values import Condition, CostFunction, CountIf, Limits
 from .rules import MAX_LABEL, Rule, printable
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from ..limiter.failover import OnError
+    from .keys import Key, KeyFunction
 
 _LABEL_START: Final = 24
 """How much of the start of a label stays that is too long."""
+
+
+class EndpointOptions(TypedDict, total=False):
+    """The options that a limit at an endpoint shares with `Rule`, for type checkers."""
+
+    fallback_limits: Limits
+    when: Condition | None
+    methods: Iterable[str] | None
+    concurrency: int | str | None
+    key: Key | KeyFunction | None
+    cost: int | CostFunction
+    cost_max: int | None
+    unit: str | None
+    count_if: CountIf | None
+    count_denied: bool
+    shadow: bool
+    wait: str | timedelta | None
+    wait_max: int
+    fair: Key | KeyFunction | None
+    on_error: OnError | None
+    name: str | None
+
+
+class EndpointRule(Rule):
+    """A rule of an endpoint. It has no paths: the router provides the path parameters by which it counts."""
+
+    def _check_parameters(self, key: Key, option: str) -> None:
+        """See `Rule._check_parameters`. Nor does it look for proxies: the middleware has done that at its entrance."""
+        for part in parts_of(key):
+            if isinstance(part, ClientAddress) and part.trusted:
+                raise ConfigurationError(
+                    "a limit at an endpoint counts the address that its middleware has determined, because others may "
+                    "have changed the request since; write RateLimitMiddleware(client=client_ip(trusted=...)), and "
+                    "client_ip() here",
+                    option,
+                )
+
+
+def check_options(options: Collection[str]) -> None:
+    """Check the names of the options of a `RateLimit`: those of a `Rule` that it lacks would have no effect.
+
+    Raises:
+        ConfigurationError: It does not have one of them.
+    """
+    accepted = [*EndpointOptions.__annotations__, "limits"]
+    for option in options:
+        if option not in accepted:
+            raise ConfigurationError(f"RateLimit: {misplaced_option(option, accepted)}")
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
 
 
 class Place(NamedTuple):
@@ -29,9 +95,9 @@ class Place(NamedTuple):
     path: str = ""
 
 
-def rule_at(given: Rule, place: Place) -> tuple[Rule, str]:
+def rule_at(limit: Rule, place: Place) -> tuple[Rule, str]:
     """Return a limit as it is at an endpoint, and the name of its buckets, which one with a name has everywhere."""
-    rule = copy(given)
+    rule = copy(limit)
     if rule.name is not None:
         return rule, rule.identity
     rule.label = _label_at(place)
@@ -54,11 +120,7 @@ def _label_at(place: Place) -> str:
     if not place.label or function is not inspect.unwrap(place.endpoint):
         *_, name = _named(function).__qualname__.rpartition("<locals>.")
         words.append(name)
-    return _shortened(printable(" ".join(words)))
-
-
-def _shortened(label: str) -> str:
-    """Return a label, without its middle if it is too long."""
+    label = printable(" ".join(words))
     if len(label) <= MAX_LABEL:
         return label
     end = MAX_LABEL - _LABEL_START - len("...")
