@@ -55,22 +55,17 @@ class RefundUncounted(Effect):
 
     async def start(self, visit: Visit, status: Any) -> None:
         """See `Effect.start`."""
-        charged = self._charged(visit)
+        charged = [
+            (decision, index)
+            for decision in visit.own
+            if decision.allowed
+            for index, (bucket, _, _) in enumerate(decision.checks)
+            if bucket.by is self._rule  # and not another of its name
+        ]
         if not charged or await self._calls.ask(self._rule, status, "count_if", self._count_if, _true_or_false, True):
             return
         for decision, index in charged:
             await self._engine.refund(decision.begin_refund(index))
-
-    def _charged(self, visit: Visit) -> list[tuple[Decision, int]]:
-        """Return the decisions that have charged the rule, each with the place of its check."""
-        charged: list[tuple[Decision, int]] = []
-        for decision in visit.own:
-            if not decision.allowed:
-                continue
-            for index, (bucket, _, _) in enumerate(decision.checks):
-                if bucket.by is self._rule:  # and not another of its name
-                    charged.append((decision, index))
-        return charged
 
 
 class StrikeForStatus(Effect):
@@ -193,7 +188,12 @@ class Report(Effect):
     def _outcome(self, visit: Visit, error: BaseException | None, route: str, duration_us: int) -> Outcome:
         status = visit.status or visit.answered(error)
         decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
-        refusal = _refusal_among(decisions, visit, error)
+        refusal: Decision | None = None
+        if decisions and not decisions[-1].allowed:
+            refusal = decisions[-1]
+        # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
+        if error is not None and visit.status and is_failure(error):
+            refusal = None
         ended: Ended = "success"
         if visit.has_left:  # whatever the application answers then
             ended, status = "cancelled", 0
@@ -218,16 +218,6 @@ def _is_ordinary(visit: Visit) -> bool:
 def _is_uncounted(visit: Visit) -> bool:
     """Return whether a request has passed, and neither a limit nor a shadow rule has counted it."""
     return not visit.observed and all(one.allowed and not one.checks for _, one in visit.decisions)
-
-
-def _refusal_among(decisions: list[Decision], visit: Visit, error: BaseException | None) -> Decision | None:
-    """Return the refusal that ended a request, of whichever middleware; None if none did."""
-    if not decisions or decisions[-1].allowed:
-        return None
-    # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
-    if error is not None and visit.status and is_failure(error):
-        return None
-    return decisions[-1]
 
 
 def _incomplete(visit: Visit, error: BaseException | None) -> tuple[Ended, Any]:

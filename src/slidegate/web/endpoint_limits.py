@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from .broken import FailsAtStartup
@@ -35,23 +35,16 @@ def exempt_methods(app: object) -> Iterator[object]:
 
 def rules_of_route(endpoint: Any, dependant: Any) -> list[Rule]:
     """Return the limits of a route: those of FastAPI's dependencies, and those around its endpoint."""
-    found = []
-    to_visit = []
+    rules: list[Rule] = []
+    dependencies: list[Any] = []
     if dependant is not None:
-        to_visit.append(dependant)
-    # In breadth, without recursion, as dependencies may depend on others.
-    while to_visit:
-        one = to_visit.pop(0)
-        to_visit.extend(one.dependencies)
-        if isinstance(one.call, RateLimit):
-            found.append(one.call.rule)
-    found.extend(getattr(endpoint, LIMITS_MARK, ()))
-    return _distinct(found)
-
-
-def _distinct(rules: Iterable[Rule]) -> list[Rule]:
-    """Return each object once, in order: two equal rules are two limits."""
-    return [*{id(rule): rule for rule in rules}.values()]
+        dependencies.append(dependant)
+    for dependency in dependencies:  # in breadth, as the list grows by those of each
+        dependencies += dependency.dependencies
+        if isinstance(dependency.call, RateLimit):
+            rules.append(dependency.call.rule)
+    rules += getattr(endpoint, LIMITS_MARK, ())
+    return [*{id(rule): rule for rule in rules}.values()]  # each object once: two equal rules are two limits
 
 
 def _methods_of(endpoint: Any) -> list[Any]:

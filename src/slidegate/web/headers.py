@@ -137,23 +137,6 @@ class _OneLimit(Rendered):
         return [*given, self._policy, (b"ratelimit", self._text % (left, more_s))]
 
 
-class _ManyLimits(Rendered):
-    """The same for more limits than an answer names: the tightest ones are named, in their order."""
-
-    def names_in(self, decision: Decision) -> Sequence[str]:
-        """See `Rendered.names_in`."""
-        return [self.names[at] for at in tightest_of(decision.checks, decision.readings, MOST_NAMED)]
-
-    def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
-        """See `Rendered.added_to`."""
-        shown = tightest_of(decision.checks, decision.readings, MOST_NAMED)
-        policy = ", ".join([self._policies[at] for at in shown]).encode()
-        text = b", ".join([self._items[at] for at in shown])
-        readings = [decision.readings[at] for at in shown]
-        amounts = [self._amounts[at] for at in shown]
-        return [*given, (b"ratelimit-policy", policy), (b"ratelimit", text % _numbers(decision, readings, amounts))]
-
-
 class Headers:
     """Writes the fields that inform a client of the limits of one middleware.
 
@@ -174,8 +157,7 @@ class Headers:
         self.styles: Sequence[Any] = (style,)
         if isinstance(style, (list, tuple)):
             self.styles = style
-        are_known = style is None or all(one in ("draft", "legacy") for one in self.styles)
-        if not self.styles or not are_known:
+        if not self.styles or any(one not in ("draft", "legacy", None) for one in self.styles):
             expected = 'expected "draft", "legacy", a list of both, or None ("none" in a file)'
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
         self._rendered: dict[object, Rendered] = {}
@@ -201,14 +183,12 @@ class Headers:
         return found
 
     def _made(self, buckets: Sequence[Bucket], taken: Sequence[str]) -> Rendered:
-        if {*self.styles} != {"draft"}:  # with those of the legacy style, or with none
+        limits = sum([len(bucket.limits) for bucket in buckets])
+        if {*self.styles} != {"draft"} or limits > MOST_NAMED:
             return _InStyles(buckets, taken, self.styles, self._unix_us)
         # Nearly every answer has the draft's fields alone, so they are written in as few steps as their number allows.
-        limits = sum([len(bucket.limits) for bucket in buckets])
         if limits == 1:
             return _OneLimit(buckets, taken)
-        if limits > MOST_NAMED:
-            return _ManyLimits(buckets, taken)
         return Rendered(buckets, taken)
 
     def forget(self) -> None:
@@ -216,8 +196,8 @@ class Headers:
         self._rendered.clear()
 
 
-class _InStyles(_ManyLimits):
-    """The same for any styles, or for no fields at all."""
+class _InStyles(Rendered):
+    """The same for any styles, for no fields at all, or for more limits than are named: the tightest ones are."""
 
     def __init__(
         self, buckets: Sequence[Bucket], taken: Sequence[str], styles: Sequence[HeaderStyle], unix_us: Clock
@@ -230,7 +210,7 @@ class _InStyles(_ManyLimits):
         """See `Rendered.names_in`."""
         if "draft" not in self._styles:
             return ()
-        return super().names_in(decision)
+        return [self.names[at] for at in tightest_of(decision.checks, decision.readings, MOST_NAMED)]
 
     def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
         """Return them; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
@@ -239,7 +219,12 @@ class _InStyles(_ManyLimits):
         """
         fields = [*given]
         if "draft" in self._styles:
-            fields = super().added_to(fields, decision)
+            shown = tightest_of(decision.checks, decision.readings, MOST_NAMED)
+            policy = ", ".join([self._policies[at] for at in shown]).encode()
+            text = b", ".join([self._items[at] for at in shown])
+            readings = [decision.readings[at] for at in shown]
+            amounts = [self._amounts[at] for at in shown]
+            fields += (b"ratelimit-policy", policy), (b"ratelimit", text % _numbers(decision, readings, amounts))
         if "legacy" in self._styles and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
             fields += _legacy_fields(decision, self._unix_us())
         return fields

@@ -404,7 +404,8 @@ class _User(Key):
         """Return the name or id of the user of a request; None if nobody is logged in, or it cannot be read."""
         try:
             person = person_of(scope)
-            if not _is_logged_in(person):
+            # Starlette's user for nobody is one whose `is_authenticated` is False.
+            if person is None or getattr(person, "is_authenticated", True) is False:
                 return None
             name = _name_of(person)
             # An empty text or mapping as a user stands for nobody.
@@ -449,11 +450,6 @@ def person_of(scope: Scope) -> object:
 
 _USER_ATTRIBUTES: Final = ("identity", "id", "display_name", "username", "sub")
 """The attributes, or the items of a mapping, that name a user, in this order."""
-
-
-def _is_logged_in(person: object) -> bool:
-    """Return whether there is a user; one whose `is_authenticated` is False, as Starlette's for nobody, is none."""
-    return person is not None and getattr(person, "is_authenticated", True) is not False
 
 
 def _name_of(person: object) -> str:

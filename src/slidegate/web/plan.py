@@ -113,9 +113,9 @@ class Plan:
         self.is_conditional = False
         if not traits.is_evaluated:
             self.is_conditional = any(bound.rule.matching.when is not None for bound, _ in met)
-        last = None
-        if not self.is_conditional:  # else the conditions say which rule ends the list
-            last = _ending(met)
+        last: Rule | None = None
+        if met and met[-1].ends and not self.is_conditional:  # else the conditions say which rule ends the list
+            last = met[-1].bound.rule
         self.is_exempt = traits.is_preflight or (last is not None and last.action.exempts)
         self.strikes: Sequence[Signal] = ()
         if not self.is_exempt:
@@ -164,10 +164,3 @@ def _waiting(limiting: Sequence[BoundRule]) -> Sequence[BoundRule]:
     if any(bound.rule.charging.count_denied for bound in limiting):
         return ()
     return [bound for bound in limiting if bound.rule.charging.wait_us]
-
-
-def _ending(met: Sequence[Met]) -> Rule | None:
-    """Return the rule that ends the list of those that a request meets; None if none does."""
-    if met and met[-1].ends:
-        return met[-1].bound.rule
-    return None

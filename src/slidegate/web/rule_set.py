@@ -20,7 +20,7 @@ from .default_limits import DefaultLimits
 from .endpoint_rule import spelled
 from .headers import Headers
 from .keys import Key, KeyFunction
-from .paths import ANY_PATH, PathIndex, PathReader, RulePath, Texts
+from .paths import ANY_PATH, PathIndex, PathReader, Texts
 from .plan import Effect, Met, Plan, Signal, Traits
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
@@ -120,7 +120,7 @@ class RuleSet:
         self.at_endpoints: dict[object, tuple[Plan, object]] = {}
         self.defaults: DefaultLimits | None = None
         if default_limits is not None:
-            self.defaults = DefaultLimits(default_limits, key, app, names.of_routes(), self.bind)
+            self.defaults = DefaultLimits(default_limits, key, app, names.unique("per-route:"), self.bind)
         self.own = self._bound_in_order(names)
         self.written: dict[str, tuple[str, str]] = {}
         for bound in self.own:
@@ -174,7 +174,10 @@ class RuleSet:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
                 logger.exception("selecting rules failed; every limit counts the request%s", left_out)
-            return self._strictest_plan(scope, is_preflight)
+            met = self.met(scope, ANY_PATH)
+            if self.defaults is not None:
+                met.append(Met(self.defaults.of(), False))
+            return self.plan_of(met, (), Traits(is_preflight))
 
     def _new_plan(self, scope: Scope, is_preflight: bool, request: object) -> Plan:
         """Return the plan of a request, and remember it if all with the same type, method, path and root have it."""
@@ -192,13 +195,6 @@ class RuleSet:
         if is_lasting:
             remember(self._by_request, request, plan, MANY, PATH_BYTES)
         return plan
-
-    def _strictest_plan(self, scope: Scope, is_preflight: bool) -> Plan:
-        """Return the plan of a request whose path or route cannot be read: every limit, and no exemption."""
-        met = self.met(scope, ANY_PATH)
-        if self.defaults is not None:
-            met.append(Met(self.defaults.of(), False))
-        return self.plan_of(met, (), Traits(is_preflight))
 
     def met(self, scope: Scope, texts: Texts) -> list[Met]:
         """Return the rules that a request meets, in order, up to one that certainly ends the list."""
@@ -309,10 +305,6 @@ class Names:
             return self.unique(rule.identity)
         return self._prefix + rule.identity
 
-    def of_routes(self) -> str:
-        """Return what the names of the buckets of routes begin with."""
-        return self.unique("per-route:")
-
     def unique(self, identity: str) -> str:
         """Return a name that no other middleware has, and that is stable when a configuration file is reloaded."""
         self.has_unnamed = True
@@ -338,24 +330,14 @@ def _ends(bound: BoundRule, method: object, texts: Texts) -> bool:
     Limits and blocks match generously; what exempts or ends the list matches exactly this method, and every text of the
     path.
     """
-    action = bound.rule.action
-    if not action.is_final:
-        return False
-    if action.blocks:
-        return True
-    return is_exact(bound.rule.matching.methods, bound.paths, method, texts)
-
-
-def is_exact(methods: Collection[str] | None, paths: Sequence[RulePath], method: object, texts: Texts) -> bool:
-    """Return whether methods and paths of a rule, None and none for all, are exactly those of a request."""
+    action, methods = bound.rule.action, bound.rule.matching.methods
+    if action.blocks or not action.is_final:
+        return action.blocks
     if methods is not None and not (isinstance(method, str) and method in methods):
         return False
-    if not paths:
+    if not bound.paths:
         return True
-    for text in texts:
-        if not any(path.is_exactly(text) for path in paths):
-            return False
-    return bool(texts)
+    return bool(texts) and all(any(path.is_exactly(text) for path in bound.paths) for text in texts)
 
 
 def _is_preflight(scope: Scope) -> bool:
