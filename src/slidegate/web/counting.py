@@ -69,7 +69,8 @@ class Counting:
             visit.add_decision(verdict, None)
             return verdict
         if visit.plan.is_conditional:
-            visit.follow(await self.narrow(visit, visit.plan))
+            visit.plan = await self.narrow(visit, visit.plan)
+            visit.effects = [*visit.effects, *visit.plan.effects]
         plan = visit.plan
         decision: Decision | None = None
         if plan.strikes:

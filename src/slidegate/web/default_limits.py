@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from typing import Final, NamedTuple
+from typing import Final
 
 from starlette.types import Scope
 
@@ -26,19 +26,6 @@ EXEMPT_MARK: Final = "__slidegate_exempt__"
 NO_ROUTE: Final = "*"
 _OF_ROUTE: Final = "per-route "
 """What the labels of these limits begin with."""
-
-
-class FoundLimits(NamedTuple):
-    """The limits of the route of a request.
-
-    Attributes:
-        bound: The limits; none if the endpoint is exempt.
-        is_lasting: Whether all requests with its type, method, path and root have them: a route may be added later, or
-            look at other parts of a request.
-    """
-
-    bound: list[BoundRule]
-    is_lasting: bool
 
 
 class DefaultLimits:
@@ -76,21 +63,25 @@ class DefaultLimits:
         self._bound: dict[str, BoundRule] = {}
         self._is_by_path: bool | None = None
 
-    def find(self, scope: Scope) -> FoundLimits:
-        """Return the limits of a request, none if its endpoint is exempt."""
+    def find(self, scope: Scope) -> tuple[list[BoundRule], bool]:
+        """Return the limits of a request, none if its endpoint is exempt, and whether its like all have them.
+
+        Its like are the requests with its type, method, path and root. They do not if a route may be added later, or
+        looks at other parts of a request.
+        """
         app = visible_app(self._app, scope)
         if self._is_by_path is None:
             self._is_by_path = is_by_path(app)
         route = reach(app, scope)
         if route is None:
-            return FoundLimits([self.of()], is_lasting=False)
+            return [self.of()], False
         if EXEMPT_MARK not in getattr(route.endpoint, "__dict__", ()):
             bound = [self.of(route.label)]
         elif is_ambiguous(scope["path"]):  # it may lead to another endpoint, so it is not exempt
             bound = [self.of()]
         else:
             bound = []
-        return FoundLimits(bound, self._is_by_path)
+        return bound, self._is_by_path
 
     def has(self, bound: BoundRule) -> bool:
         """Return whether a rule is that of a route, with its buckets."""

@@ -169,10 +169,7 @@ class Headers:
             checks: The checks, at least one.
             taken: The names in the fields of middlewares within.
         """
-        buckets: list[Bucket] = []
-        for bucket, _, _ in checks:
-            buckets.append(bucket)
-        return self.of_buckets(buckets, taken)
+        return self.of_buckets([bucket for bucket, _, _ in checks], taken)
 
     def of_buckets(self, buckets: Sequence[Bucket], taken: Sequence[str] = ()) -> Rendered:
         """Return the same, given the buckets of the checks."""

@@ -185,9 +185,8 @@ class RuleSet:
         met = self.met(scope, texts)
         is_lasting = True
         if self.defaults is not None and not is_ended(met):
-            defaults = self.defaults.find(scope)
-            is_lasting = defaults.is_lasting
-            met += [Met(bound, False) for bound in defaults.bound]
+            of_route, is_lasting = self.defaults.find(scope)
+            met += [Met(bound, False) for bound in of_route]
         strikes: Sequence[Signal] = ()
         if self._honeypots is not None:
             strikes = self._honeypots(texts)

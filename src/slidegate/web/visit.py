@@ -154,11 +154,6 @@ class Visit:
             visit = visit.outer
         return visit
 
-    def follow(self, plan: Plan) -> None:
-        """Follow another plan, because the conditions of the first one are evaluated."""
-        self.plan = plan
-        self.effects = [*self.effects, *plan.effects]
-
     # -- decisions -----------------------------------------------------------------------------------------------------
 
     @property
