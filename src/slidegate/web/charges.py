@@ -202,15 +202,15 @@ def _asked(
         named = [*given.items()]
     for _, units in named:
         check_cost(units, what)
-    found: list[tuple[Sequence[_Charge], int]] = []
+    asked: list[tuple[Sequence[_Charge], int]] = []
     for name, units in named:
         charges = _charges_of(request, name, who)
         if charges:
-            found.append((charges, units))
-    if len({id(charges[-1].policy.limiter) for charges, _ in found}) > 1:
+            asked.append((charges, units))
+    if len({id(charges[-1].policy.limiter) for charges, _ in asked}) > 1:
         names = ", ".join(repr(name) for name, _ in named)
         raise ConfigurationError(f"{who}: the rules {names} count in different limiters; write one call for each")
-    return found
+    return asked
 
 
 def _charges_by_rule(visit: Visit) -> dict[str, list[_Charge]]:

@@ -49,16 +49,16 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
         endpoint: A function that is or will be the endpoint of a route.
         rule: What the check charges.
     """
-    shown, own = _signature(endpoint)
+    signature, parameter = _signature(endpoint)
     is_async = is_async_callable(endpoint)
     called_directly: list[Any] = []
 
     @wraps(endpoint)
     async def limited(*args: Any, **options: Any) -> Any:
-        if own is None:
+        if parameter is None:
             connection = options.pop(_CONNECTION, None)
         else:
-            connection = options.get(own)
+            connection = options.get(parameter)
         if connection is None:
             connection = next((one for one in (*args, *options.values()) if isinstance(one, HTTPConnection)), None)
         if connection is not None:
@@ -73,7 +73,7 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
             return await answer
         return answer
 
-    vars(limited)["__signature__"] = shown
+    vars(limited)["__signature__"] = signature
     vars(limited)[LIMITS_MARK] = (rule, *getattr(endpoint, LIMITS_MARK, ()))
     for inner in (endpoint, *_wrapped_by(endpoint)):
         with suppress(TypeError):  # what has no hash, or cannot be referenced weakly
@@ -110,12 +110,12 @@ def _wrapped_by(function: Any) -> Iterator[Any]:
 def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
     """Return the signature for FastAPI, and the endpoint's own `HTTPConnection` parameter, if it has one."""
     try:
-        found = inspect.signature(endpoint, eval_str=True)
+        signature = inspect.signature(endpoint, eval_str=True)
     except Exception:  # an annotation for type checkers alone, which frameworks take as it is
-        found = inspect.signature(endpoint, **_AS_WRITTEN)
-    parameters = list(found.parameters.values())
-    own = next((parameter.name for parameter in parameters if parameter.annotation is HTTPConnection), None)
-    if own is None:
+        signature = inspect.signature(endpoint, **_AS_WRITTEN)
+    parameters = list(signature.parameters.values())
+    name = next((parameter.name for parameter in parameters if parameter.annotation is HTTPConnection), None)
+    if name is None:
         place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
         parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
-    return found.replace(parameters=parameters), own
+    return signature.replace(parameters=parameters), name

@@ -176,14 +176,14 @@ class Report(Effect):
         observers = self._observers
         duration_us = (self._clock.monotonic_ns() - visit.began_ns) // 1_000
         route = self._routes.label(visit.scope)
-        told = observers.requests
+        receivers = observers.requests
         if _is_ordinary(visit):  # those who want no outcome of it are told what passed, which costs less
-            told = observers.outcomes
+            receivers = observers.outcomes
             tell(observers.passed, (visit.client.key, visit.own[0].checks, route, duration_us))
         elif visit.plan.is_exempt and _is_uncounted(visit):
-            told = observers.exempt
-        if told:
-            tell(told, self._outcome(visit, error, route, duration_us))
+            receivers = observers.exempt
+        if receivers:
+            tell(receivers, self._outcome(visit, error, route, duration_us))
 
     def _outcome(self, visit: Visit, error: BaseException | None, route: str, duration_us: int) -> Outcome:
         status = visit.status or visit.answered(error)

@@ -242,8 +242,8 @@ class RateLimit:
         function = getattr(endpoint, "__func__", endpoint)  # each access to a method creates a new bound method
         route = scope.get("route")
         memo_key = id(self), id(function), id(route)
-        found = rules.at_endpoints.get(memo_key)
-        if found is None:
+        memo = rules.at_endpoints.get(memo_key)
+        if memo is None:
             label = route_label(scope)
             place = Place(function, scope.get("endpoint"), label, getattr(route, "path", ""))
             rule, identity = rule_at(self.rule, place)
@@ -253,8 +253,8 @@ class RateLimit:
             plan = rules.plan_of_endpoint(rule, identity)
             _report_parameters(rule, scope)
             # The memo keeps all three alive, so that no other object gets their ids.
-            found = remember(rules.at_endpoints, memo_key, (plan, (self, function, route)))
-        return found[0]
+            memo = remember(rules.at_endpoints, memo_key, (plan, (self, function, route)))
+        return memo[0]
 
 
 def _report_parameters(rule: Rule, scope: Scope) -> None:

@@ -174,10 +174,10 @@ class Headers:
     def of_buckets(self, buckets: Sequence[Bucket], taken: Sequence[str] = ()) -> Rendered:
         """Return the same, given the buckets of the checks."""
         memo_key = (*buckets, *taken)
-        found = self._rendered.get(memo_key)
-        if found is None:
-            found = remember(self._rendered, memo_key, self._made(buckets, taken))
-        return found
+        rendered = self._rendered.get(memo_key)
+        if rendered is None:
+            rendered = remember(self._rendered, memo_key, self._made(buckets, taken))
+        return rendered
 
     def _made(self, buckets: Sequence[Bucket], taken: Sequence[str]) -> Rendered:
         limits = sum([len(bucket.limits) for bucket in buckets])

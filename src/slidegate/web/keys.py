@@ -154,13 +154,13 @@ def _credentials(value: bytes) -> bytes:
     if not rest:
         return value
     scheme = scheme.lower()
-    given = " ".join(rest).encode("latin-1")
+    credentials = " ".join(rest).encode("latin-1")
     if scheme == "basic":
         try:
-            return b"basic " + b64decode(given + _PADDING)  # not every login wants the padding
+            return b"basic " + b64decode(credentials + _PADDING)  # not every login wants the padding
         except ValueError:  # no login reads it
             pass
-    return scheme.encode("latin-1") + b" " + _token(given)
+    return scheme.encode("latin-1") + b" " + _token(credentials)
 
 
 def _token(value: bytes) -> bytes:
@@ -228,9 +228,9 @@ def header(name: str) -> Value:
     Raises:
         ConfigurationError: The name has a character that is not allowed in header names.
     """
-    shown = check_token("header", name, "X-API-Key").lower()
-    wanted = shown.encode()
-    normal_form = _NORMAL_FORMS.get(shown, bytes)
+    field_name = check_token("header", name, "X-API-Key").lower()
+    wanted = field_name.encode()
+    normal_form = _NORMAL_FORMS.get(field_name, bytes)
 
     def first(scope: Scope) -> bytes:
         for field, value in scope["headers"]:
@@ -246,7 +246,7 @@ def header(name: str) -> Value:
             return b""
         return normal_form(wire.strip(b" \t"))
 
-    return Value(f"header:{shown}", first, encode, _OF_HEADER)
+    return Value(f"header:{field_name}", first, encode, _OF_HEADER)
 
 
 def cookie(name: str) -> Value:
@@ -295,10 +295,10 @@ def query(name: str) -> Value:
     expect("query", name, str, '"page"')
 
     def read(scope: Scope) -> bytes:
-        given = scope.get("query_string") or b""
-        if not isinstance(given, str):
-            given = bytes(given)
-        return utf8(QueryParams(given).get(name, ""))
+        text = scope.get("query_string") or b""
+        if not isinstance(text, str):
+            text = bytes(text)
+        return utf8(QueryParams(text).get(name, ""))
 
     return Value(f"query:{name}", read, utf8)
 

@@ -18,6 +18,7 @@ from .client_ip import ClientAddress
 from .default_limits import DefaultLimits
 from .keys import Key, KeyFunction
 from .policy import Policy
+from .routes import text_of_methods
 from .rule_values import Matching
 
 BAN: Final = "ban"
@@ -140,8 +141,8 @@ def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
         yield PublishedRule(**about)
         return
     order = 0
-    while some := [*islice(ranges, _RANGES)]:
-        texts = [f"{version}:{first:x}-{last:x}" for version, first, last in some]
+    while row := [*islice(ranges, _RANGES)]:
+        texts = [f"{version}:{first:x}-{last:x}" for version, first, last in row]
         yield PublishedRule(ranges=" ".join(texts), order=order, **about)
         order += 1
 
@@ -153,10 +154,7 @@ def requests_of(matching: Matching) -> str:
     """Return which requests a rule concerns: methods and paths; empty for all."""
     words = []
     if matching.methods is not None:
-        names = {*matching.methods}
-        if "GET" in names:  # which includes HEAD
-            names.discard("HEAD")
-        words.append(",".join(sorted(names)))
+        words.append(text_of_methods(matching.methods))
     if matching.connection is not None:
         words.append(matching.connection)
     if not any(_ALL_PATHS.fullmatch(path.path) for path in matching.rule_paths):

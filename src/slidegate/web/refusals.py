@@ -174,10 +174,10 @@ class Refusals:
     ) -> bool:
         """Send the answer of `on_refused`; return False if it makes none, or failed before anything was sent."""
         on_refused: Any = self.on_refused
-        shown = copy(decision)  # lists and rules give one object to all whom they refuse
-        shown.status = answer.status
+        refusal = copy(decision)  # lists and rules give one object to all whom they refuse
+        refusal.status = answer.status
         try:
-            made = on_refused(request_in(scope), shown)
+            made = on_refused(request_in(scope), refusal)
             response = await made if isawaitable(made) else made
             if response is None:
                 return False
@@ -212,16 +212,16 @@ class Refusals:
             if wait_us > 0:
                 wait_s = ceil_s(wait_us)
             waits_s.append(wait_s)
-        known = rendered, names_limits, decision.at_least_us, *waits_s
-        answer = self._answers.get(known)
+        memo_key = rendered, names_limits, decision.at_least_us, *waits_s
+        answer = self._answers.get(memo_key)
         if answer is None:
             limits = zip(rendered.names, rendered.limits, waits_s, strict=True)
             violated = [(name, limit) for name, limit, wait_s in limits if wait_s]
             names: tuple[str, ...] = ()
             if names_limits:
                 names = tuple([name for name, _ in violated])
-            said = _too_much([limit for _, limit in violated], too_large=decision.reason is Reason.TOO_LARGE)
-            answer = remember(self._answers, known, _answer(_QUOTA, 429, said, decision.retry_after, names))
+            detail = _too_much([limit for _, limit in violated], too_large=decision.reason is Reason.TOO_LARGE)
+            answer = remember(self._answers, memo_key, _answer(_QUOTA, 429, detail, decision.retry_after, names))
         return answer
 
     def _without_limit(self, decision: Decision) -> Answer:

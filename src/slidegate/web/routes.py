@@ -123,10 +123,15 @@ def _mounted(route: Any, above: str) -> MountedRoute:
     if not hasattr(route, "methods"):  # a websocket, whose handshake is a GET
         return MountedRoute(route.endpoint, path, _label("WS", path), frozenset({"GET"}), dependant)
     methods = frozenset(route.methods or ())
-    shown = methods
-    if "GET" in methods:  # Starlette adds HEAD to it
-        shown = methods - {"HEAD"}
-    return MountedRoute(route.endpoint, path, _label(",".join(sorted(shown)) or "*", path), methods or None, dependant)
+    return MountedRoute(route.endpoint, path, _label(text_of_methods(methods) or "*", path), methods or None, dependant)
+
+
+def text_of_methods(methods: Iterable[str]) -> str:
+    """Return methods for display, without HEAD beside GET, which includes it."""
+    names = {*methods}
+    if "GET" in names:
+        names.discard("HEAD")
+    return ",".join(sorted(names))
 
 
 def _unknown(app: object, above: str) -> MountedRoute:
@@ -179,17 +184,17 @@ def mounted_routes(app: object, is_read: Callable[[object], bool] = _any_is_read
         app: The application.
         is_read: Whether to return a route, and what is mounted there.
     """
-    found: list[MountedRoute] = []
+    routes: list[MountedRoute] = []
     try:
         for route, above in _walk(app, is_read):
             if isinstance(route, (Mount, Host)):
                 if routes_of(route.app) is None:
-                    found.append(_unknown(route.app, _below(route, above)))
+                    routes.append(_unknown(route.app, _below(route, above)))
             elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
-                found.append(_mounted(route, above))
+                routes.append(_mounted(route, above))
     except Exception:
         return []
-    return found
+    return routes
 
 
 def is_by_path(app: object) -> bool:
@@ -250,12 +255,12 @@ def _reach(app: object, scope: Scope) -> MountedRoute | None:
 
 def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     """Return the first route that matches a request, else one for other methods, and its additions to the scope."""
-    found: tuple[Any, Scope] = (None, {})
+    best: tuple[Any, Scope] = (None, {})
     for route in routes:
         match, child = route.matches(scope)
         if match is Match.NONE:
             continue
-        if match is Match.PARTIAL and found[0] is not None:
+        if match is Match.PARTIAL and best[0] is not None:
             continue
         inner = (route, child)
         if "endpoint" not in child:  # a router included by FastAPI
@@ -263,8 +268,8 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
             inner = (getattr(candidate, "starlette_route", None) or candidate, child)
         if match is Match.FULL:
             return inner
-        found = inner
-    return found
+        best = inner
+    return best
 
 
 def route_label(scope: Scope) -> str:
@@ -285,7 +290,7 @@ class RouteLabels:
     def label(self, scope: Scope) -> str:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
         endpoint, router = scope.get("endpoint"), scope.get("router")
-        known = self._labels.get(id(endpoint))
-        if known is None or known[2] is not router:
-            known = remember(self._labels, id(endpoint), (route_label(scope) or UNROUTED, endpoint, router))
-        return known[0]
+        memo = self._labels.get(id(endpoint))
+        if memo is None or memo[2] is not router:
+            memo = remember(self._labels, id(endpoint), (route_label(scope) or UNROUTED, endpoint, router))
+        return memo[0]

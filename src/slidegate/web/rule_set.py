@@ -45,24 +45,22 @@ def all_rules(
     Raises:
         ConfigurationError: Both are given, or two rules would share a bucket.
     """
-    if rules is None and limits is None:
-        return []
-    if rules is None:
-        return [Rule("*", limits, key=key)]
-    if limits is not None:
+    if limits is not None and rules is not None:
         raise ConfigurationError(
             'give limits="100/minute", which is Rule("*", ...), or rules=[...], not both', "limits"
         )
-    listed = list(rules)
-    known: dict[str, Rule] = {}
+    if limits is not None:
+        return [Rule("*", limits, key=key)]
+    listed = list(rules or ())
+    by_identity: dict[str, Rule] = {}
     for rule in listed:
         if not rule.counts:
             continue
-        if rule.identity in known:
-            both = f"{known[rule.identity]!r} and {rule!r}"
+        if rule.identity in by_identity:
+            both = f"{by_identity[rule.identity]!r} and {rule!r}"
             advice = 'give one of them another name, for example name="burst", or write one rule with all their paths'
             raise ConfigurationError(f"{both} would share one bucket; {advice}", "rules")
-        known[rule.identity] = rule
+        by_identity[rule.identity] = rule
     if key is None:
         return listed
     return [rule.keyed(key) for rule in listed]
@@ -136,15 +134,15 @@ class RuleSet:
 
     def _bound_in_order(self, names: Names) -> list[BoundRule]:
         """Return the rules with their buckets, whose names in header fields differ."""
-        found: list[BoundRule] = []
+        rules: list[BoundRule] = []
         # By shadow: no header field shows a shadow rule, so that it takes no name from others.
         taken: dict[bool, list[str]] = {False: [], True: []}
         for rule in self.given:
             others = taken[rule.action.is_shadow]
             bound = self.bind(rule, names.of(rule), self._paths, [*others])
             others += [limit.name for limit in bound.named]
-            found.append(bound)
-        return found
+            rules.append(bound)
+        return rules
 
     def begin_anew(self) -> None:
         """Make all plans anew, because amounts have changed."""
@@ -218,12 +216,12 @@ class RuleSet:
         """Return the plan for the rules that a request meets; the same one for the same rules."""
         if traits.is_preflight and not traits.is_evaluated:
             met = [Met(bound.for_preflights(), ends) for bound, ends in met]
-        known = *met, *map(id, strikes), traits  # signals live as long as the policy, so their ids stay theirs
-        plan = self._plans.get(known)
+        memo_key = *met, *map(id, strikes), traits  # signals live as long as the policy, so their ids stay theirs
+        plan = self._plans.get(memo_key)
         if plan is None:
             plan = Plan(tuple(met), strikes, traits, self._headers)
             plan.effects = self._effects_of(plan)
-            remember(self._plans, known, plan)
+            remember(self._plans, memo_key, plan)
         return plan
 
     # -- rules with their buckets --------------------------------------------------------------------------------------

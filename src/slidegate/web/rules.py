@@ -18,6 +18,7 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter.failover import OnError, check_on_error
 from .clients import client_key
 from .keys import Key, KeyFunction, path_parameters
+from .routes import text_of_methods
 from .rule_values import (
     DEFAULT_FALLBACK,
     Action,
@@ -300,10 +301,7 @@ def label_of(paths: Sequence[str], methods: Collection[str] = ()) -> str:
     text = " ".join(paths)
     if paths[0] == "*":
         text = "default"
-    names = {*methods}
-    if "GET" in names:  # which includes HEAD
-        names.discard("HEAD")
-    return printable(f"{','.join(sorted(names))} {text}".lstrip())[:MAX_LABEL]
+    return printable(f"{text_of_methods(methods)} {text}".lstrip())[:MAX_LABEL]
 
 
 def printable(text: str) -> str:

@@ -117,13 +117,13 @@ class Signals:
         """Return the keys and the address whose bans apply to all requests of a client, without the keys in `keyed`."""
         if address is None:
             return (key,)
-        own: tuple[BanSubject, ...] = (key, address)
+        subjects: tuple[BanSubject, ...] = (key, address)
         files = self._engine.networks
         if self._has_other_prefixes:
-            own += (address_key(*address),)
+            subjects += (address_key(*address),)
         if files:
-            own += tuple(operators_of(address_key(*address), files))
-        return own
+            subjects += tuple(operators_of(address_key(*address), files))
+        return subjects
 
     def with_keys(self, subjects: tuple[BanSubject, ...], scope: Scope, client_key: str) -> tuple[BanSubject, ...]:
         """Return the subjects of a client and the keys of a request that policies ban in its place."""
@@ -137,11 +137,11 @@ class Signals:
         others = [key for key in keys if key not in subjects]
         if not others:
             return subjects
-        known = (id(subjects), *others)
-        found = self._joined.get(known)
-        if found is None or found[0] is not subjects:
-            found = remember(self._joined, known, (subjects, (*subjects, *others)), MANY)
-        return found[1]
+        memo_key = (id(subjects), *others)
+        memo = self._joined.get(memo_key)
+        if memo is None or memo[0] is not subjects:
+            memo = remember(self._joined, memo_key, (subjects, (*subjects, *others)), MANY)
+        return memo[1]
 
     def _banned_key(self, policy: BanPolicy, visit: Visit, scope: Scope) -> str | None:
         """Return the key that a strike may ban.
@@ -174,8 +174,8 @@ class Signals:
 
     def honeypots_at(self, texts: Texts) -> Sequence[Signal]:
         """Return the signals whose paths match that of a request, the heaviest first; none for `ANY_PATH`."""
-        found = {id(signal): signal for signal in self._index.find(texts)}
-        return sorted(found.values(), key=lambda signal: -signal.weight)
+        signals = {id(signal): signal for signal in self._index.find(texts)}
+        return sorted(signals.values(), key=lambda signal: -signal.weight)
 
     async def at_path(self, visit: Visit, signals: Sequence[Signal]) -> Decision | None:
         """Strike for the path of a request; return its refusal if that bans it, or if it may have."""
