@@ -15,7 +15,7 @@ from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
-from ..core.errors import quoted
+from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..limiter.engine import Engine
 from .routes import DEPTH, attribute_of, found_at_name
@@ -48,7 +48,16 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
         check: Charges a request; raises if that is refused.
         endpoint: A function that is or will be the endpoint of a route.
         rule: What the check charges.
+
+    Raises:
+        ConfigurationError: `endpoint` has answered before it runs.
     """
+    core = inspect.unwrap(endpoint)
+    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):  # FastAPI would call it around the limit
+        raise ConfigurationError(
+            f"RateLimit: {quoted(core)} is a generator, whose response starts before it runs; "
+            "write dependencies=[Depends(RateLimit(...))] at its route"
+        )
     signature, parameter = _signature(endpoint)
     is_async = is_async_callable(endpoint)
     called_directly: list[Any] = []
