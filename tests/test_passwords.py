@@ -131,6 +131,7 @@ PLACES: dict[str, Callable[..., Any] | str] = {
 NO_ADDRESSES = {
     *(("LmdbStore", way) for way in ("with a user", "an assignment")),  # a directory, which is made by that name
     *((name, way) for name in ("settle", "charge") for way in ("keywords", "TOML")),  # the units of a rule "password"
+    ("Limiter.inspect", "keywords"),  # the limits of one
 }
 LEFT_OUT = {"rate_limit_exceeded", "RateLimitExceeded"}
 """What raises or repeats the user's own error."""

@@ -83,6 +83,8 @@ WRONG: list[Any] = [
 ]
 LISTS = {"bans", "lines", "networks", "observers", "rules", "statuses", "trusted", "without"}
 """Arguments that are iterated: values of other types fail at once, as everywhere in Python."""
+OBJECTS = {"allowlist", "blocklist", "client", "decision", "limiter", "messages", "policy", "rule"}
+"""Arguments that are asked for an attribute, or looked up by name: values of other types fail at once, too."""
 NOT_CALLED = {"Decision", "ConfigurationError", "RateLimitExceeded", "SlidegateError", "StoreError"}
 """What users receive."""
 METHODS = [
@@ -127,7 +129,7 @@ async def problem_of(function: Callable[..., Any], name: str, value: object) -> 
     except SlidegateError:
         return None
     except Exception as error:
-        if name in LISTS and isinstance(error, (TypeError, AttributeError)):
+        if name in LISTS | OBJECTS and isinstance(error, (TypeError, AttributeError)):
             return None
         return f"{name}={type(value).__name__}, number {WRONG.index(value)}: {error!r:.80}"
     return None
@@ -142,7 +144,7 @@ LMDB = "slidegate.stores.lmdb:LmdbStore"
     [*filter(callable, CALLED), pytest.param(LMDB, id="LmdbStore")],
     ids=lambda one: getattr(one, "__qualname__", "partial"),
 )
-def test_no_argument_of_a_public_name_but_a_list_leads_to_an_error_of_pythons_own(
+def test_no_argument_of_a_public_name_but_a_list_or_an_object_leads_to_an_error_of_pythons_own(
     function: Callable[..., Any] | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
