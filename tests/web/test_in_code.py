@@ -160,6 +160,15 @@ async def test_routes_are_compared_with_a_changed_file_before_it_is_in_force_and
     assert said.startswith("SG123: path '/after' of rule '/after' matches no route")
 
 
+async def test_who_waits_ends_under_the_limits_that_it_came_to_and_who_comes_then_queues_behind(stage: Stage) -> None:
+    rule = "write a.toml '[[rules]]' 'path = \"*\"' 'limits = \"{}/10s\"' 'wait = \"20s\"' 'name = \"api\"'"
+    await stage.play(rule.format(1), "file a.toml", "come GET / times=2", rule.format(3), "look", "come GET /")
+    await asyncio.gather(*stage.tasks)
+    ended = {number: (at_s, status) for at_s, number, status in stage.ended}
+    assert [ended[number][1] for number in range(3)] == ["200"] * 3
+    assert ended[2][0] >= ended[1][0] >= 7, "the new file would let both in at once"
+
+
 # -- middlewares of routes ---------------------------------------------------------------------------------------------
 
 
