@@ -20,6 +20,7 @@ from starlette.routing import Route
 from slidegate import (
     BanPolicy,
     ConfigurationError,
+    Limit,
     Limiter,
     MemoryStore,
     Networks,
@@ -362,6 +363,58 @@ async def test_a_customer_at_its_plan_is_answered_with_the_limits_of_the_plan() 
     assert [(one.details["rule"], one.details["limit"]) for one in found.refusals] == [("plan", "9/1m")] * 3
     (row,) = (await facts_of(tool, header("X-API-Key").of("eve"))).rows
     assert (row.what, row.window and row.window.remaining) == ("1000/1m", 988)
+
+
+STARTS: dict[str, st.SearchStrategy[Any]] = {
+    "day": st.none() | st.times().map(lambda time: f"{time:%H:%M}"),
+    "week": st.none() | st.sampled_from(["monday", "wednesday", "sunday"]),
+    "month": st.none() | st.integers(1, 31),
+    "year": st.none() | st.sampled_from(["01-01", "04-01", "02-29"]),
+}
+ZONES = st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu", "America/St_Johns"])
+
+
+@settings(max_examples=30)
+@given(st.sampled_from([*STARTS]).flatmap(lambda unit: st.tuples(st.just(unit), STARTS[unit])), ZONES, st.booleans())
+@example(("day", None), "Europe/Berlin", False)
+@example(("day", "06:00"), "UTC", True)
+def test_the_quota_of_a_rule_is_read_in_its_zone_from_its_start(
+    period: tuple[str, Any], zone: str, is_changed: bool
+) -> None:
+    """A worker counts it in the window of its zone and start, also after a change, whose text names neither."""
+    unit, starts = period
+
+    async def compare() -> None:
+        quota = Quota(f"5/{unit}", zone=zone, starts=starts)
+        app, (row,) = await of_one(Rule("*", quota, name="quota"), 2)
+        if is_changed:
+            await app.limiter.override("quota", f"7/{unit}", "1h")
+            (row,) = [one for one in (await facts_of(Limiter(app.limiter.store), CLIENT)).rows if one.by == "quota"]
+            quota = Quota(f"7/{unit}", zone=zone, starts=starts)
+        assert row.window is not None
+        assert (row.what, row.window.used, row.window.remaining) == (str(quota), 2, quota.amount - 2)
+
+    asyncio.run(compare())
+
+
+@pytest.mark.parametrize(("limit", "text"), [(Limit(5, "1d"), "7/day"), (Limit(5, "1m", resolution=7), "7/1m")])
+async def test_a_changed_limit_is_read_in_the_window_in_code(limit: Limit, text: str) -> None:
+    """The text of a change may leave out the resolution, and write the window as that of a quota."""
+    app, _ = await of_one(Rule("*", limit, name="all"), 2)
+    await app.limiter.override("all", text, "1h")
+    (row,) = [one for one in (await facts_of(Limiter(app.limiter.store), CLIENT)).rows if one.by == "all"]
+    assert row.window is not None
+    assert (row.window.limit.same_window, row.window.used, row.window.remaining) == (limit.same_window, 2, 5)
+
+
+async def test_a_quota_in_a_zone_that_is_not_known_here_is_not_read() -> None:
+    app, _ = await of_one(Rule("*", Quota("5/day", zone="Europe/Berlin"), name="quota"), 2)
+    rows = app.limiter.store.shared_rows.rows
+    for name, (value, *more) in [*rows.items()]:
+        rows[name] = (value.replace(b"Europe/Berlin", b"Europe/Bern"), *more)
+    found = await facts_of(Limiter(app.limiter.store), CLIENT)
+    assert [(row.what, row.does) for row in found.rows] == [("5/day", Does.NOT_READ)]
+    assert "quotas in time zones that are not known here (quota)" in found.left_out
 
 
 async def test_all_windows_are_read_in_one_question() -> None:

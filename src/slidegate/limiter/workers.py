@@ -30,8 +30,10 @@ from typing import Any, Final
 
 from ..core.errors import StoreError
 from ..core.events import Event
+from ..core.limits import AnyLimit
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
+from ..core.quotas import Quota
 from ..core.store import COMMAND_DEADLINE_S, Clock, SharedRow
 from .aio import let_others_run, yielding_to_others
 from .named_limits import NamedLimit, parse_one, text_of_limit
@@ -62,6 +64,8 @@ class PublishedRule:
     Attributes:
         name: The name of the limit in header fields; empty without a limit.
         limit: The limit as configured in code, ``50/1m``; empty without one.
+        zone: Of a quota the time zone of its periods; empty if these are those of its text, which are in UTC.
+        starts: Of such a quota when a period starts.
         rule: The label of the rule.
         key: The kind of key that it reads: ``address``, ``everyone``, ``user``, ``header:X-API-Key``, several with
             ``+`` between them, or ``function``.
@@ -111,11 +115,30 @@ class PublishedRule:
     durations: str = ""
     ranges: str = ""
     size: int = 0
+    zone: str = ""
+    starts: str = ""
 
     def named(self) -> NamedLimit:
-        """Return its limit."""
+        """Return its limit, as texts describe it: a quota without its zone and start."""
         limit = parse_one(self.limit)
         return NamedLimit(self.name, limit, limit, self.rule, changeable=not self.by_function, shadow=self.shadow)
+
+    def counted(self, changed: str = "") -> AnyLimit:
+        """Return the limit with whose window it counts.
+
+        Args:
+            changed: The text of an override that it takes; empty without one.
+
+        Raises:
+            ConfigurationError: The time zone of a quota is not known here.
+        """
+        text = self.limit
+        if changed:
+            named = self.named()
+            text = named.with_amount(named.amount_in(changed))
+        if self.zone:
+            return Quota(text, zone=self.zone, starts=self.starts)
+        return parse_one(text)
 
 
 NAMES: Final = tuple(one.name for one in fields(PublishedRule))
@@ -180,11 +203,17 @@ def rules_of(limits: Iterable[NamedLimit], **shared: Any) -> list[PublishedRule]
     """
     found = []
     for one in limits:
-        text = text_of_limit(one.configured)
-        found.append(
-            PublishedRule(one.name, text, one.rule, shadow=one.shadow, by_function=not one.changeable, **shared)
-        )
+        about: dict[str, Any] = {"shadow": one.shadow, "by_function": not one.changeable, **shared}
+        found.append(PublishedRule(one.name, rule=one.rule, **fields_of(one.configured), **about))
     return found
+
+
+def fields_of(limit: AnyLimit) -> dict[str, Any]:
+    """Return the fields that describe a limit: its text, and of a quota what this does not say of its periods."""
+    text = text_of_limit(limit)
+    if isinstance(limit, Quota) and limit.same_window != parse_one(text).same_window:
+        return {"limit": text, "zone": limit.zone_name, "starts": limit.starts}
+    return {"limit": text}
 
 
 def _line_of(rule: PublishedRule) -> bytes:

@@ -8,7 +8,7 @@ A row says what one rule does with the requests that it names, as the store has 
     would refuse   the same of a rule in shadow
     passes         an allowlist, or an exempt rule: what stands below it is not reached by these requests
     not reached    a row above lets all its requests pass
-    not read       a function returns its limits, and statistics have not seen them
+    not read       a function returns its limits, and statistics have not seen them; or a quota has an unknown zone
 
 The rows come from what workers have published, from the store, and from statistics where a worker writes them.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from ..core import AnyLimit, Ban, LimitState, Quota, parse_limits
+from ..core import AnyLimit, Ban, ConfigurationError, LimitState, Quota, parse_limits
 from ..limiter import PublishedRule
 from .kinds import FUNCTION, Subject, networks_of
 from .rows import listed
@@ -118,13 +118,15 @@ class FactsOfRules:
         return found
 
     def places_of(self, rule: PublishedRule) -> list[Place]:
-        """Return the windows in which a rule counts the key; none if it counts its requests by another one."""
+        """Return the windows in which a rule counts the key; none if by another one, or if they are not known."""
         key, _ = self.subject.counted_by(rule)
         if rule.action != "limit" or not rule.bucket or not key:
             return []
         if not rule.by_function:
-            in_force = replace(rule, limit=self.changed.get(rule, rule.limit))
-            return [(key, rule.bucket, in_force.named().limit)]
+            try:
+                return [(key, rule.bucket, rule.counted(self.changed.get(rule, "")))]
+            except ConfigurationError:
+                return []
         seen = self.amounts.get((key, rule.rule), "")
         return [(key, rule.bucket, _limit_in(text)) for text in seen.split("; ") if text]
 
@@ -222,8 +224,7 @@ class FactsOfRules:
             return
         places = self.places_of(rule)
         if not places:
-            self.leave_out("limits that functions return", rule.rule)
-            yield Fact(rule.rule, "by a function", requests + among, key, Does.NOT_READ)
+            yield Fact(rule.rule, self._leave_out_limit(rule), requests + among, key, Does.NOT_READ)
         for place in places:
             window = self.windows[place]
             does, note = _does(rule, window)
@@ -232,6 +233,14 @@ class FactsOfRules:
             if rule.by_function:
                 note = joined(note, "by a function, as statistics have seen it")
             yield Fact(rule.rule, str(window.limit), requests + among, key, does, note, window)
+
+    def _leave_out_limit(self, rule: PublishedRule) -> str:
+        """Note why the limit of a rule could not be read; return what is shown in its place."""
+        if rule.by_function:
+            self.leave_out("limits that functions return", rule.rule)
+            return "by a function"
+        self.leave_out("quotas in time zones that are not known here", rule.rule)
+        return rule.limit
 
     def _leave_out_key(self, rule: PublishedRule) -> None:
         """Note by which other key a rule counts requests of the key."""

@@ -11,8 +11,7 @@ from typing import Any, Final
 from ..core.buckets import Bucket
 from ..core.concurrency import Concurrency
 from ..core.limits import AnyLimit, Limit
-from ..limiter.named_limits import text_of_limit
-from ..limiter.workers import PublishedRule, rules_of
+from ..limiter.workers import PublishedRule, fields_of, rules_of
 from .bound_rule import BoundRule
 from .client_ip import ClientAddress
 from .default_limits import DefaultLimits
@@ -117,7 +116,7 @@ def _of_messages(bucket: Bucket, policy: Policy, order: int) -> Iterator[Publish
         **_key_of(None, policy),
     }
     for limit in bucket.limits:
-        yield PublishedRule(limit=text_of_limit(limit), **about)
+        yield PublishedRule(**fields_of(limit), **about)
 
 
 def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
