@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.bans.ban import MAX_KEY_BYTES
 from .engine import reset_all, switch_all, use_clock
 from .inspect import KeyView
-from .limiter import Limiter, check_cost, inspect_keys
+from .limiter import Limiter, check_cost, inspect_keys, keys_refusing
 from .overrides import Override
 from .rows import Action
 from .workers import Publication, PublishedRule
@@ -20,6 +20,7 @@ __all__ = [
     "PublishedRule",
     "check_cost",
     "inspect_keys",
+    "keys_refusing",
     "reset_all",
     "switch_all",
     "use_clock",

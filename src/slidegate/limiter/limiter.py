@@ -352,10 +352,8 @@ class Limiter:
             ConfigurationError: The key is invalid; see `ban`.
             StoreError: The store does not answer.
         """
-        spelled = self._ban_key(key)
         _, guards = self.engine.keys.normalize(key)
-        operators = operators_of(spelled, self.engine.networks)
-        subjects = [*with_wider_networks(spelled), *guards, *operators]
+        subjects = [*keys_refusing(self, key), *guards]
         return await self.engine.command(partial(self.store.bans.find, subjects))
 
     async def bans(self) -> AsyncIterator[Ban]:
@@ -630,6 +628,16 @@ def check_cost(cost: object, what: str = "cost") -> int:
     if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
         raise ConfigurationError(f"expected a whole number, 0 or more, for example 1, not {quoted(cost)}", what)
     return cost
+
+
+def keys_refusing(limiter: Limiter, key: AnyKey) -> list[str]:
+    """Return the keys whose bans refuse a key: its own, those of wider networks, and of its operators.
+
+    Raises:
+        ConfigurationError: The key is invalid; see `Limiter.ban`.
+    """
+    spelled = ban_key(limiter.key_for(key))
+    return [*with_wider_networks(spelled), *operators_of(spelled, limiter.engine.networks)]
 
 
 async def inspect_keys(limiter: Limiter, wanted: Iterable[tuple[AnyKey, Mapping[str, Limits]]]) -> list[KeyView]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .. import Limiter
-from ..limiter import Override, PublishedRule, inspect_keys
+from ..core import Ban
+from ..limiter import Override, Publication, PublishedRule, inspect_keys
 from .facts import EVERY, Does, Fact, FactsOfRules, joined
 from .kinds import EVERYONE, Subject
 from .recent_events import WHO, LoggedEvent
-from .stats_rows import WORKERS, read_amounts, read_events
+from .slices import CLIENTS, KEYS
+from .stats_rows import WORKERS, read_events, read_ranking
+from .traffic import Ranking
 
+MOST_EVENTS: Final = 1_000
+"""Among how many events its refusals are sought."""
+MOST_CLIENTS: Final = 1_000
 MOST_REFUSALS: Final = 10
 NOT_LISTED: Final = "limits at endpoints that nobody has asked since the start are not listed"
 
@@ -48,30 +54,64 @@ class Facts:
         return min(refusing, key=lambda row: row.requests != EVERY, default=None)
 
 
+class Answers(NamedTuple):
+    """What the store says of all keys.
+
+    Attributes:
+        published: What workers have published.
+        overrides: The changes of limits in force.
+        bans: The bans in force.
+        events: The latest events, the newest first; None if no worker writes statistics.
+        rankings: The clients and the keys of the last five minutes.
+    """
+
+    published: Sequence[Publication]
+    overrides: Sequence[Override]
+    bans: AsyncIterable[Ban]
+    events: Sequence[LoggedEvent] | None
+    rankings: Sequence[Ranking]
+
+
 async def facts_of(limiter: Limiter, key: Any) -> Facts:
     """Return what there is to know of a key.
 
     Raises:
         StoreError: The store does not answer.
     """
+    events: list[LoggedEvent] | None = None
+    rankings: list[Ranking] = []
+    if await limiter.rows(WORKERS):
+        events = await read_events(limiter, MOST_EVENTS)
+        now_us = await limiter.now_us()
+        rankings = [await read_ranking(limiter, kind, MOST_CLIENTS, now_us) for kind in (CLIENTS, KEYS)]
+    answers = Answers(await limiter.published(), await limiter.overrides(), limiter.bans(), events, rankings)
+    return await facts_in(answers, limiter, key)
+
+
+async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
+    """Return what there is to know of a key, given what the store says of all; it is asked for the windows alone.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
     reader = FactsOfRules(Subject(limiter, key))
-    published = await limiter.published()
+    published = answers.published
     rules = [rule for one in published for rule in one.text.rules]
     keys = {reader.subject.key, *(reader.subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
     refusals: list[LoggedEvent] | None = None
-    if await limiter.rows(WORKERS):
-        refusals = await _refusals_of(limiter, keys)
-        reader.amounts = await read_amounts(limiter, keys)
+    if answers.events is not None:
+        refusals = _refusals_in(answers.events, keys)
+        reader.amounts = _amounts_in(answers.rankings, keys)
         for event in refusals:
             reader.amounts.setdefault((event.details["key"], event.details["rule"]), event.details.get("limit", ""))
     else:
         reader.leave_out("refusals, as no worker has written statistics within five minutes")
-    overrides = {one.name: one for one in await limiter.overrides()}
+    overrides = {one.name: one for one in answers.overrides}
     for rule in rules:
         change = overrides.get(rule.name)
         if change is not None and rule.named().takes(change.limit):
             reader.changed[rule] = change.limit
-    reader.bans = [ban async for ban in limiter.bans() if ban.key in keys or reader.subject.part_banned(ban).is_any]
+    reader.bans = [ban async for ban in answers.bans if ban.key in keys or reader.subject.part_banned(ban).is_any]
     now_us = await _read_windows(limiter, reader, rules)
     rows: dict[Fact, int] = {}
     if not published:  # its bans are known
@@ -94,9 +134,19 @@ def _of_workers(row: Fact, having: int, workers: int) -> Fact:
     return replace(row, note=joined(row.note, f"in {having} of {workers} workers"))
 
 
-async def _refusals_of(limiter: Limiter, keys: Collection[str]) -> list[LoggedEvent]:
+def _amounts_in(rankings: Iterable[Ranking], keys: Collection[str]) -> dict[tuple[str, str], str]:
+    """Return the limits that recent decisions about some keys had in force, by key and rule."""
+    found: dict[tuple[str, str], str] = {}
+    for ranking in rankings:
+        for one in ranking.each():
+            if one.key in keys:
+                found |= {(one.key, rule): limits for rule, limits in one.amounts.items()}
+    return found
+
+
+def _refusals_in(events: Iterable[LoggedEvent], keys: Collection[str]) -> list[LoggedEvent]:
     found: list[LoggedEvent] = []
-    for event in await read_events(limiter, 1_000):
+    for event in events:
         if event.kind == "refused" and any(event.details.get(who) in keys for who in WHO):
             found.append(event)
     return found[:MOST_REFUSALS]

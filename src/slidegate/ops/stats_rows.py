@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from heapq import nlargest
@@ -21,7 +21,7 @@ from .. import Limiter
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, quoted
 from .recent_events import LoggedEvent
-from .slices import CLIENTS, KEYS, STEPS, Clients, Series, decoded, pause
+from .slices import STEPS, Clients, Series, decoded, pause
 from .traffic import Ranking, Stats, Traffic, Worker
 
 ALIVE_S: Final = 300.0
@@ -120,17 +120,6 @@ async def read_ranking(limiter: Limiter, kind: str, limit: int, now_us: int) -> 
         clients.add_row(row)
         await pause()
     return clients.ranking(limit)
-
-
-async def read_amounts(limiter: Limiter, keys: Collection[str]) -> dict[tuple[str, str], str]:
-    """Return the limits that recent decisions about some keys had in force, by key and rule."""
-    found: dict[tuple[str, str], str] = {}
-    now_us = await limiter.now_us()
-    for kind in (CLIENTS, KEYS):
-        for one in (await read_ranking(limiter, kind, 1_000, now_us)).each():
-            if one.key in keys:
-                found |= {(one.key, rule): limits for rule, limits in one.amounts.items()}
-    return found
 
 
 async def read_events(limiter: Limiter, limit: int) -> list[LoggedEvent]:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence, Set
 from functools import partial
+from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from ... import ConfigurationError, Limiter, Networks, StoreError
 from ...core import Ban
 from ...core.addresses import network_of
 from ...core.errors import quoted
-from ...limiter import Action, Override, Publication
-from ..explain import Facts, facts_of
+from ...limiter import Action, Override, Publication, keys_refusing
+from ..explain import MOST_EVENTS, Answers, Facts, facts_in
 from ..rows import key_of
 from ..slices import CLIENTS, KEYS
 from ..statistics import LoggedEvent, Ranking, Statistics
@@ -34,6 +36,7 @@ WINDOWS: Final = (WINDOW, "1h", "6h", "24h")
 MAX_CLIENTS: Final = 1_000
 """How many of the busiest clients, and of those that are refused most, are read."""
 MAX_BANS: Final = 1_000
+BANS_AT_ONCE: Final = 1_000
 MAX_EVENTS: Final = 500
 MAX_ANSWERS: Final = 64
 EVERY_S: Final = 2.0
@@ -63,16 +66,27 @@ class Bans(NamedTuple):
     Attributes:
         newest: The newest that contain a text, at most `MAX_BANS`.
         matching: How many contain it.
-        total: How many there are.
+        all: All.
         keys: The keys of all.
         networks: Those that refuse each address in them.
     """
 
     newest: Sequence[Ban]
     matching: int
-    total: int
-    keys: Collection[str]
+    all: Sequence[Ban]
+    keys: Set[str]
     networks: Networks
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return len(self.all)
+
+    async def of(self, keys: Collection[str]) -> Ban | None:
+        """Return the longest of those of some keys; None for none."""
+        if self.keys.isdisjoint(keys):
+            return None
+        return max([ban async for ban in in_steps(self.all) if ban.key in keys], key=lambda ban: ban.until_us or inf)
 
     def refuse(self, key: str) -> bool:
         """Return whether one of them refuses a key, as far as the key tells."""
@@ -218,8 +232,8 @@ class Service:
             refusals = refusals_of(ranking.refused, counts.stats.total.refused, banned, many)
             line = line_of(refusals)
             # The ban of an operator does not show in the keys of its clients. Each that is named has more than half of
-            # what is left, so that few are asked for.
-            if not line.client or await self.limiter.banned(line.client) is None:
+            # what is left, so that few are looked up.
+            if not line.client or await bans.of(keys_refusing(self.limiter, line.client)) is None:
                 break
             banned.add(line.client)
         if line.many:
@@ -237,33 +251,32 @@ class Service:
         counted = key
         if isinstance(key, str) and self.limiter.middlewares:
             counted = self.limiter.middlewares[0].client.truncated(key)
-        await self.written()
-        facts, ban = await together(facts_of(self.limiter, key), self.limiter.banned(key))
-        return Client(self.limiter.key_for(counted), ban, facts)
+        published, overrides, bans, events, *rankings = await together(
+            self.published(), self.overrides(), self.bans(), self._events(), self.clients(), self.keys()
+        )
+        answers = Answers(published, overrides, in_steps(bans.all), events, rankings)
+        facts = await facts_in(answers, self.limiter, key)
+        return Client(self.limiter.key_for(counted), await bans.of(keys_refusing(self.limiter, key)), facts)
 
     # -- what is in force ----------------------------------------------------------------------------------------------
 
     async def bans(self, text: str = "") -> Bans:
         """Return the bans, and the newest of those that contain a text."""
-        return await self.shared(partial(self._read_bans, text), "bans", text)
+        found: Bans = await self.shared(self._read_bans)
+        if not text:
+            return found
+        newest, matching = await _newest_with(text, found.all)
+        return found._replace(newest=newest, matching=matching)
 
-    async def _read_bans(self, text: str) -> Bans:
-        sought = text.casefold()
-        total = matching = 0
-        newest: list[tuple[int, int, Ban]] = []  # a heap, so that no step grows with their number
-        keys, networks = set[str](), []
+    async def _read_bans(self) -> Bans:
+        bans, keys, networks = list[Ban](), set[str](), []
         async for ban in self.limiter.bans():
-            total += 1
+            bans.append(ban)
             keys.add(ban.key)
             if ban.network() is not None:
                 networks.append(ban.key)
-            if any(sought in field.casefold() for field in (ban.key, ban.reason, ban.by)):
-                matching += 1
-                heapq.heappush(newest, (ban.since_us, total, ban))
-                if len(newest) > MAX_BANS:
-                    heapq.heappop(newest)
-        rows = sorted((ban for *_, ban in newest), key=lambda ban: (-ban.since_us, ban.key))
-        return Bans(rows, matching, total, keys, Networks(networks))
+        newest, matching = await _newest_with("", bans)
+        return Bans(newest, matching, bans, keys, Networks(networks))
 
     async def off(self) -> Override | None:
         """Return the change that has switched all workers off; None for none."""
@@ -283,5 +296,30 @@ class Service:
 
     async def events(self) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first."""
+        return (await self._events())[:MAX_EVENTS]
+
+    async def _events(self) -> list[LoggedEvent]:
         await self.written()
-        return await self.shared(partial(read_events, self.limiter, MAX_EVENTS), "events")
+        return await self.shared(partial(read_events, self.limiter, MOST_EVENTS), "events")
+
+
+async def in_steps(bans: Iterable[Ban]) -> AsyncIterator[Ban]:
+    """Yield bans, so that no step grows with their number."""
+    for number, ban in enumerate(bans, start=1):
+        yield ban
+        if not number % BANS_AT_ONCE:
+            await checkpoint()
+
+
+async def _newest_with(text: str, bans: Iterable[Ban]) -> tuple[list[Ban], int]:
+    """Return the newest of the bans that contain a text, and how many do."""
+    sought = text.casefold()
+    matching = 0
+    newest: list[tuple[int, int, Ban]] = []  # a heap, so that no step grows with their number
+    async for ban in in_steps(bans):
+        if any(sought in field.casefold() for field in (ban.key, ban.reason, ban.by)):
+            matching += 1
+            heapq.heappush(newest, (ban.since_us, matching, ban))
+            if len(newest) > MAX_BANS:
+                heapq.heappop(newest)
+    return sorted((ban for *_, ban in newest), key=lambda ban: (-ban.since_us, ban.key)), matching
