@@ -47,7 +47,7 @@ def changed(node: Any) -> ast.AST | None:
             other.value = 1 - value
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return operand  # type: ignore[no-any-return]
-        case ast.Return(value=ast.expr()):
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
             other.value = ast.Constant(None)
         case ast.Expr(value=ast.Call() | ast.Await()) | ast.Assign() | ast.Raise() | ast.Continue() | ast.Break():
             return ast.Pass()
