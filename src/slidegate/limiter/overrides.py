@@ -1,8 +1,8 @@
 """Overrides: temporary changes of the amounts of limits, for all workers that share a store.
 
 They are rows of the store, see `rows`, of the kind ``limits`` with the number 0, under a digest of the limit's name,
-and expire with these. `OverrideCommands` checks and writes them, and `news` reads them. Each time they have changed, a
-worker sets the amounts of its limits anew, see `AnyLimit.become`: that of the override of that name, or that in code.
+and expire with these. `OverrideCommands` checks and writes them, and `refresh` reads them. Each time they have changed,
+a worker sets the amounts of its limits anew, see `AnyLimit.become`: that of the override of that name, or that in code.
 The name ``*`` with the limit ``off`` switches all workers off. In a store without rows, overrides apply to this process
 only.
 """

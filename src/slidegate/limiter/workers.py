@@ -87,7 +87,6 @@ class PublishedRule:
         ipv4_prefix: The prefix length of the networks that it counts or bans as one client.
         ipv6_prefix: The same for IPv6.
         leased: Whether workers may have units of it charged ahead, and admit requests with them.
-        durations: Of a policy of bans how long the first, the second and further bans last: ``1h 4h 16h 64h 7d``.
         ranges: Of a list some ranges of addresses: ``4:cb007100-cb0071ff``, with the version in front.
         size: Of a list how many ranges it has; `ranges` are empty if they are too many to be published.
     """
@@ -112,7 +111,6 @@ class PublishedRule:
     ipv4_prefix: int = 32
     ipv6_prefix: int = 64
     leased: bool = False
-    durations: str = ""
     ranges: str = ""
     size: int = 0
     zone: str = ""
