@@ -101,7 +101,7 @@ class Counting:
             scope = visit.scope if at_endpoint is None else at_endpoint.scope
             checks = plan.checks(scope, visit.client.key)
         if at_endpoint is not None:
-            if self._signals.keyed:
+            if self._signals.keyed:  # the user may be known by now
                 subjects = self._signals.with_keys(subjects, visit.client.beside(at_endpoint.scope), visit.client.key)
             checks = _left_at_endpoint(visit, checks)
             if not checks and subjects is visit.client.subjects:  # no other key may be banned
@@ -121,17 +121,15 @@ class Counting:
         """Charge the limits of an endpoint in one hit, where they alone decide.
 
         Args:
-            visit: The request in its middleware.
+            visit: The request in its middleware, whose policies ban no further keys.
             plan: The plan of the endpoint, which is direct.
             scope: The scope at the endpoint.
         """
         client = visit.client
-        subjects, checks = client.subjects, _left_at_endpoint(visit, plan.checks(scope, client.key))
-        if self._signals.keyed:  # the user may be known by now
-            subjects = self._signals.with_keys(subjects, client.beside(scope), client.key)
-        if not checks and subjects is client.subjects:  # no other key may be banned
+        checks = _left_at_endpoint(visit, plan.checks(scope, client.key))
+        if not checks:
             return plan.verdict
-        return self._engine.hit(checks, subjects)
+        return self._engine.hit(checks, client.subjects)
 
     async def _ask_all(
         self, visit: Visit, plan: Plan, at_endpoint: HTTPConnection | None

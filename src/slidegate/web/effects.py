@@ -55,13 +55,13 @@ class RefundUncounted(Effect):
 
     async def start(self, visit: Visit, status: Any) -> None:
         """See `Effect.start`."""
-        charged = [
-            (decision, index)
-            for decision in visit.own
-            if decision.allowed
-            for index, (bucket, _, _) in enumerate(decision.checks)
-            if bucket.by is self._rule  # and not another of its name
-        ]
+        charged: list[tuple[Decision, int]] = []
+        for decision in visit.own:
+            if not decision.allowed:
+                continue
+            for index, (bucket, _, _) in enumerate(decision.checks):
+                if bucket.by is self._rule:  # and not another of its name
+                    charged.append((decision, index))
         if not charged or await self._calls.ask(self._rule, status, "count_if", self._count_if, _true_or_false, True):
             return
         for decision, index in charged:

@@ -21,7 +21,7 @@ from .headers import Headers, HeaderStyles
 from .keys import Key, KeyFunction
 from .refusals import OnRefused, Refusals
 from .routes import RouteLabels
-from .rule_set import Names, RuleSet, all_rules
+from .rule_set import Honeypots, Names, RuleSet, all_rules
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
 from .signals import Signals
@@ -89,6 +89,9 @@ class Policy:
         self.signals = signals = Signals(self.limiter, self.address, allowlist, bans)
         self.headers = Headers(headers, engine.unix_us)
         calls, routes = UserCallbacks(self.limiter), RouteLabels()
+        honeypots: Honeypots | None = None
+        if signals.on_request:
+            honeypots = signals.honeypots_at
         self.rules = RuleSet(
             all_rules(limits, rules, key),
             default_limits,
@@ -96,7 +99,7 @@ class Policy:
             app=app,
             limiter=self.limiter,
             names=self.names,
-            honeypots=signals.honeypots_at if signals.on_request else None,
+            honeypots=honeypots,
             effects_of=partial(effects_of, engine=engine, signals=signals, calls=calls),
             headers=self.headers,
         )

@@ -95,9 +95,6 @@ class Refusals:
 
     Attributes:
         on_refused: The argument.
-
-    Raises:
-        ConfigurationError: `on_refused` is not a function of request and decision.
     """
 
     def __init__(

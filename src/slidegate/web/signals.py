@@ -195,7 +195,7 @@ class Signals:
             decision: The refusal.
             scope: The scope in the middleware, or at the endpoint that refuses.
         """
-        if not self.by_refusal or not decision.readings:
+        if not decision.readings:
             return
         if visit.has_left:  # who has left was not refused
             return
