@@ -105,7 +105,7 @@ class MemoryStore(Store):
         self._shards = [Shard() for _ in range(shards)]
         self._all = Shards(self._shards)
         self._room = Room(self.max_keys)
-        self._shard_bits = shards - 1 << HASH_BITS
+        self._shard_bits = (shards - 1) << HASH_BITS
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
         self._places: dict[Bucket, Places] = {}
@@ -372,10 +372,11 @@ class MemoryStore(Store):
         changes = self.bans.rows.changes
         cleared = self._cleared.get(id(subjects))
         if cleared is not None and cleared[0] is subjects and cleared[1] == changes:
-            own, networks = subjects[0] if subjects else None, self.bans.rows.networks.bans
+            networks = self.bans.rows.networks.bans
+            own = subjects[0] if subjects else None  # cleared with the others
             for _, key, _ in checks:
                 if key is not own and (key in self._banned or key in networks):
-                    break
+                    break  # a key of its own may be banned
             else:
                 return None
         refusal = self.bans.decide(checks, subjects)
