@@ -570,7 +570,7 @@ def packed(value: Any) -> bytes:
 
 
 KNOWN: Final = {
-    b"news": packed([bytes(9), [0, b"life", b"", b"", [], b""]]),  # what there is: no bans
+    b"news": packed([bytes(8), [0, b"life", b"", b"", [], b""]]),  # what there is: no bans
     b"CLIENT": b"+OK\r\n",
 }
 
@@ -609,7 +609,7 @@ def nonsense(rng: random.Random, depth: int = 0) -> Any:
 def nearly(rng: random.Random) -> Any:
     """Return an answer of the scripts' form, of whose parts one is nonsense."""
     if rng.random() < 0.5:
-        parts = [bytes(9), b"7", b"0" * 17, bytes(60)]
+        parts = [bytes(8), b"7", b"0" * 17, bytes(60)]
     else:
         answer = rng.choice([b"", 0, [bytes(60)], [bytes(8)], [b"", 1]])
         parts = [bytes(24), rng.choice([b"", b"4/24=1 key=1", b"7"]), b"0" * 17, answer, []]
@@ -681,7 +681,7 @@ async def test_upstash_is_told_that_the_script_uses_the_keys_that_it_declares() 
 
     def reply(command: list[bytes]) -> bytes:
         sent.append(command)
-        return b"-NOSCRIPT No matching script\r\n" if command[0] == b"EVALSHA" else packed([bytes(9), b"\0"])
+        return b"-NOSCRIPT No matching script\r\n" if command[0] == b"EVALSHA" else packed([bytes(8), b"\0"])
 
     async with server_that_says(reply) as url:
         store = RedisStore(url, key_locking=True)

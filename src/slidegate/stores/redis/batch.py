@@ -60,7 +60,7 @@ from .protocol import (
 )
 from .question import Question
 
-_HEAD: Final = Struct("<q?")
+_HEAD: Final = Struct("<q")
 """The server's time, and whether the call has stored anything."""
 NEWS_NS: Final = 1_000_000_000
 """How old the news may be by which requests are decided: the bans of networks, and the identity of the data."""
@@ -95,7 +95,6 @@ class Parts:
         max_waiting: The most requests of an event loop that may be queued.
         leases: Whether the store has leases.
         late_observers: Are called with the microseconds of each answer that nobody awaited any more.
-        writes: How many calls have stored anything.
         is_closed: Whether the store is closed.
     """
 
@@ -109,7 +108,6 @@ class Parts:
     max_waiting: int
     leases: bool
     late_observers: list[Callable[[int], None]] = field(default_factory=list)
-    writes: int = 0
     is_closed: bool = False
 
 
@@ -601,12 +599,11 @@ class Batcher:
         """
         parts = self.parts
         try:
-            now_us, has_stored = _HEAD.unpack(said[0])
+            (now_us,) = _HEAD.unpack(said[0])
             answered = [*zip(asked, said[1:], strict=True)]
         except Exception:
             raise unexpected(said) from None
         parts.time.saw(now_us)
-        parts.writes += has_stored
         if parts.leases:
             parts.held.see(now_us, sent_ns)
         is_awaited = asked == [self._news]  # nobody awaits news, so an answer with news alone is never late

@@ -178,11 +178,6 @@ class RedisStore(Store):
         with suppress(StoreError):
             await self.batcher().server_us()
 
-    @property
-    def writes(self) -> int:
-        """How many calls have stored anything so far."""
-        return self.parts.writes
-
     def observe_late(self, took: Callable[[int], None]) -> None:
         """Call `took` with the microseconds of each answer that came when nobody awaited it any more."""
         self.parts.late_observers.append(took)

@@ -8,7 +8,6 @@ local BAN = "b"
 local function row_in_force(name, field, row)
   local ends = unpack_from("<i8", row)
   if ends >= 0 and now >= ends then
-    has_deleted = true
     redis.pcall("HDEL", name, field) -- a server out of memory, or a replica, still answers
     return ""
   end

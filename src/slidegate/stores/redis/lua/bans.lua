@@ -58,7 +58,7 @@ local function define_commands()
       local kind = kind_of(field)
       if kind == QUOTA_ROW or kind == WINDOW then
         found = end_of_value(field, fields[at + 1]) > now and 1 or found
-        delete("HDEL", name, field)
+        redis.call("HDEL", name, field)
       end
     end
     return found
@@ -102,7 +102,7 @@ local function define_commands()
     has_trimmed = true
     local ended = redis.call("ZRANGEBYSCORE", index, "-inf", text_of(now), "LIMIT", 0, PAGE)
     if ended[1] then
-      delete("ZREM", index, unpack(ended))
+      redis.call("ZREM", index, unpack(ended))
     end
   end
 
@@ -114,7 +114,7 @@ local function define_commands()
 
   -- Remove the ban of a key, and let its hash live as long as its windows again: a permanent ban lets it live for ever.
   local function remove_ban(name)
-    if delete("HDEL", name, BAN) == 0 then
+    if redis.call("HDEL", name, BAN) == 0 then
       return
     end
     local left_us, fields = 0, redis.call("HGETALL", name)
@@ -150,7 +150,7 @@ local function define_commands()
         name, field = key_at(NETWORKS), key
       end
       if replaces == "1" then
-        delete("ZREM", key_at(INDEX), key)
+        redis.call("ZREM", key_at(INDEX), key)
         remove_ban(windows)
       end
       local before = replaces == "0" and redis.call("HGET", name, field)
@@ -204,7 +204,7 @@ local function define_commands()
       put(windows, BAN, row)
       trim_index()
     end
-    delete("HDEL", struck, strikes)
+    redis.call("HDEL", struck, strikes)
     put(struck, level, after)
     return MADE
   end
@@ -217,10 +217,10 @@ local function define_commands()
     local ban, of_network = ban_in_force(windows), redis.call("HGET", key_at(NETWORKS), key)
     local remembered = #rows_in_force(struck)
     remove_ban(windows)
-    delete("UNLINK", struck)
-    delete("ZREM", key_at(INDEX), key)
+    redis.call("UNLINK", struck)
+    redis.call("ZREM", key_at(INDEX), key)
     if of_network then
-      delete("HDEL", key_at(NETWORKS), key)
+      redis.call("HDEL", key_at(NETWORKS), key)
       set_meta("networks", version)
     end
     return { ban, of_network or "", remembered }

@@ -19,20 +19,9 @@ local function key_at(place)
   return KEYS[keys_before + place]
 end
 
-local stored = 0 -- 1 if this call has stored anything, before a deletion: this shows that the server has memory
-local has_deleted = false
-
--- Delete. A server without memory accepts that; after it, also what the same call stores.
-local function delete(...)
-  has_deleted = true
-  return redis.call(...)
-end
-
 -- Store a value in a field of a hash; return 1 if the field is new.
 local function store(name, field, value)
-  local is_new = redis.call("HSET", name, field, value)
-  stored = has_deleted and stored or 1
-  return is_new
+  return redis.call("HSET", name, field, value)
 end
 
 -- Make a key live for at least left_ms; extend it by more than that, so that not every call has to. Return how long it would

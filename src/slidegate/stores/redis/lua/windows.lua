@@ -5,7 +5,7 @@
 -- what it has changed. A request starts with its operation, the numbers of its keys, asks, bans and arguments, and the
 -- indexes of the keys whose bans refuse it; an ask has the index of its key, a mark, units, and the limit. Indexes count
 -- from the first key of the request; KEYS has those of all requests, and ARGV the arguments of all commands, see
--- ``bans.lua``. The answer is {time and a byte, answers ...}; the byte is 1 if anything was stored.
+-- ``bans.lua``. The answer is {time, answers ...}.
 
 local ASK = "<Hi8I4"
 local ASK_BYTES = 53 -- 14, and those of the limit
@@ -34,7 +34,7 @@ local function drop_ended(name)
   for at = 1, #picked, 2 do
     local ends = end_of_value(picked[at], picked[at + 1])
     if ends > 0 and ends + kept_after_end(picked[at]) <= now then
-      delete("HDEL", name, picked[at])
+      redis.call("HDEL", name, picked[at])
     end
   end
 end
@@ -58,7 +58,7 @@ local function save(asks)
     local name, limit, counter = ask.name, ask.limit, ask.limit.counter
     local value = counter.pack(ask.w, limit)
     if value == "" then
-      delete("HDEL", name, limit.field)
+      redis.call("HDEL", name, limit.field)
     else
       local ends = counter.expires(ask.w, limit)
       save_value(name, limit.field, limit.starts > 1 and pack("<i8", ends) .. value or value, ends)
@@ -242,5 +242,5 @@ while next_at <= #requests do
   keys_before, first_argument = keys_before + keys_here, first_argument + arguments
   next_at = at + 2 * bans + many * ASK_BYTES
 end
-replies[1] = pack("<i8B", now, stored)
+replies[1] = pack("<i8", now)
 return replies
