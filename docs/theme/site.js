@@ -1,4 +1,4 @@
-// Whoever has no mouse reaches a wide table with the Tab key and scrolls it with the arrow keys.
+// A reader without a mouse reaches a wide table with the Tab key and scrolls it with the arrow keys.
 // The theme wraps tables, and gives code its buttons, after the page is there.
 function name(element, label) {
   if (!element.hasAttribute("aria-label")) element.setAttribute("aria-label", label);
