@@ -66,11 +66,11 @@ async def candidate(make: Callable[[], Hits], refused: bool, requests: int) -> R
 TABLES: Final = {
     "Admitted": [
         Row("slidegate", partial(candidate, ours, False)),
-        Row("limits", partial(candidate, theirs, False), per="slidegate", target="≥1.8; ≥3"),
+        Row("limits", partial(candidate, theirs, False), per="slidegate", target="≥1.6"),
     ],
     "Refused": [
         Row("slidegate, refused", partial(candidate, ours, True)),
-        Row("limits, refused", partial(candidate, theirs, True), per="slidegate, refused", target="≥1.6; ≥3"),
+        Row("limits, refused", partial(candidate, theirs, True), per="slidegate, refused", target="≥1.4"),
     ],
 }
 

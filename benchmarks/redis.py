@@ -46,7 +46,7 @@ class Scene(NamedTuple):
     target: str = ""
 
 
-SCENES: Final = (Scene("64 keys", 1, "≥0.7"), Scene("64 keys", 64, "≥4, no round below 3"))
+SCENES: Final = (Scene("64 keys", 1, "≥0.72"), Scene("64 keys", 64, "≥4, no round below 3"))
 SCENES_OF_LEASES: Final = (
     Scene("one hot key", 1, "≥20"),
     Scene("one hot key", 64, "≥8"),
