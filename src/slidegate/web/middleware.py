@@ -148,7 +148,7 @@ class RateLimitMiddleware(FailsAtStartup):
             "name": name,
         }
         self.app = app
-        if self.is_built:  # Starlette builds its stack again, see `rebuilt`
+        if self.is_built:  # Starlette builds its stack again, see `broken`
             return
         self.begin_with(Policy(app, **given), enabled)
         if limiter is None or self.policy.names.has_unnamed:  # it counts apart from others

@@ -45,7 +45,7 @@ _LONG_US: Final = 3_600_000_000
 _NOT_THERE: Final = re.compile("the first worker creates it")
 _OUTSIDE: Final = (type, ModuleType, FrameType, CodeType, str, bytes, int, float)
 """Types whose objects lead out of an application, or to nothing."""
-_OF_EARLIER_STACKS: Final = "slidegate.web.rebuilt"  # keeps the middlewares of stacks that were built before
+_OF_EARLIER_STACKS: Final = "slidegate.web.broken"  # keeps the middlewares of stacks that were built before
 
 
 @program.command()
