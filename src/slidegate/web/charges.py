@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from starlette.requests import HTTPConnection
@@ -74,7 +74,7 @@ async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rul
         checks.append(charges[-1].of(more))
     if not latest:
         return EXEMPT
-    charged = await answer_to_the_end(latest[0].engine.charge(checks))
+    charged = await answer_to_the_end(latest[0].policy.engine.charge(checks))
     _recount(latest, charged)
     return charged
 
@@ -108,7 +108,7 @@ async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule
         settled, missing = _settle(charges, units)
         if not settled:
             continue
-        engine = charges[-1].engine
+        engine = charges[-1].policy.engine
         for decision, reservations in settled:
             unused.setdefault(id(decision), []).extend(reservations)
         if missing:
@@ -134,11 +134,6 @@ class _Charge(NamedTuple):
     policy: Policy
     decision: Decision
     place: int
-
-    @property
-    def engine(self) -> Engine:
-        """What has charged it."""
-        return self.policy.limiter.engine
 
     @property
     def windows_key(self) -> tuple[Policy, object]:
@@ -183,32 +178,43 @@ def _settle(charges: Sequence[_Charge], used: int) -> tuple[Sequence[tuple[Decis
 
 
 def _asked(
-    request: HTTPConnection, given: int | Mapping[str, int], rule: str | None, who: str, what: str
+    request: HTTPConnection, units: int | Mapping[str, int], rule: str | None, who: str, what: str
 ) -> list[tuple[Sequence[_Charge], int]]:
     """Return what a request was charged for each rule that a call is about, and the units of the call.
 
+    A rule has several charges if a later one was for what was missing from a larger cost. One that does not count the
+    request is left out.
+
     Args:
         request: The request.
-        given: The units of one rule, or of each rule by its name.
-        rule: The name of the one rule, if it is named.
+        units: The units of one rule, or of each rule by its name.
+        rule: The name of the one rule; None for the only one.
         who: The name of the calling function, for error messages.
         what: The name of its argument.
 
     Raises:
         ConfigurationError: As for `charge`.
     """
-    named: list[tuple[str | None, Any]] = [(rule, given)]
-    if isinstance(given, Mapping):
-        named = [*given.items()]
-    for _, units in named:
-        check_cost(units, what)
+    by_rule: Mapping[Any, Any] = {rule: units}
+    if isinstance(units, Mapping):
+        by_rule = units
+    for number in by_rule.values():
+        check_cost(number, what)
+    visit: Visit | None = visit_of(request, who)
+    if visit is None:
+        return []
+    counted = _charges_by_rule(visit)
     asked: list[tuple[Sequence[_Charge], int]] = []
-    for name, units in named:
-        charges = _charges_of(request, name, who)
-        if charges:
-            asked.append((charges, units))
-    if len({id(charges[-1].policy.limiter) for charges, _ in asked}) > 1:
-        names = ", ".join(repr(name) for name, _ in named)
+    for name, number in by_rule.items():
+        if name is None and len(counted) == 1:
+            (name,) = counted
+        if name in counted:
+            latest = counted[name][-1].windows_key
+            asked.append(([one for one in counted[name] if one.windows_key == latest], number))
+        elif name is not None or counted:
+            _check_uncounted(visit, name, counted, who)
+    if len({charges[-1].policy.limiter for charges, _ in asked}) > 1:
+        names = ", ".join(map(repr, by_rule))
         raise ConfigurationError(f"{who}: the rules {names} count in different limiters; write one call for each")
     return asked
 
@@ -223,34 +229,17 @@ def _charges_by_rule(visit: Visit) -> dict[str, list[_Charge]]:
     return counted
 
 
-def _charges_of(request: HTTPConnection, rule: str | None, who: str) -> Sequence[_Charge]:
-    """Return what a request was charged for a rule.
-
-    There are several charges if a later one was for what was missing from a larger cost, and none if the rule counts it
-    not.
-
-    Args:
-        request: The request.
-        rule: The name of the rule; None for the only one.
-        who: The name of the calling function, for error messages.
+def _check_uncounted(visit: Visit, rule: str | None, counted: Iterable[str], who: str) -> None:
+    """Check that a rule which has not counted a request exists: what is not counted is not charged later either.
 
     Raises:
-        ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
+        ConfigurationError: There is no such rule, or several that must be named.
     """
-    visit: Visit | None = visit_of(request, who)
-    if visit is None:
-        return ()
-    counted = _charges_by_rule(visit)
-    if rule is None and len(counted) == 1:
-        (rule,) = counted
-    if rule in counted:
-        latest = counted[rule][-1].windows_key
-        return [one for one in counted[rule] if one.windows_key == latest]
-    # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
+    if any(decision.reason in UNCOUNTED for _, decision in visit.decisions):  # exempt, allowlisted or unlimited
+        return
     names_above = {bucket.label for policy, _ in visit.decisions for bucket in policy.buckets()}
-    is_uncounted = any(decision.reason in UNCOUNTED for _, decision in visit.decisions)
-    if is_uncounted or rule in names_above or (rule is None and not counted):
-        return ()
+    if rule in names_above:
+        return
     names = ", ".join(map(repr, counted)) or "none"
     said = f"{names}; name one of them, not {quoted(rule)}{closest(rule, names_above)}"
     raise ConfigurationError(f"{who}: the rules counted on this request are: {said}")
