@@ -35,9 +35,8 @@ from .routes import root_of, visible_app
 
 T = TypeVar("T")
 
-_WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?[0-9]++)(?:\.0*+)?")
-_MAX_DIGITS: Final = 4_300
-"""The longest number that Python and pydantic parse, because parsing takes quadratic time."""
+_WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?\d++)(?:\.0*+)?")
+"""A whole number as pydantic reads it: int() does not take 1.0 and 0-5."""
 MAX_ODD: Final = 2_048
 _ODD: Final = re.compile(r"//|/\.(?:/|\Z)")
 _SLASHES_AND_DOTS: Final = re.compile(r"/(?:\.?(?:/|\Z))+")
@@ -61,7 +60,8 @@ _SPELLINGS: Final[Mapping[type, str]] = {
     UUIDConvertor: "[^/]{32,}",
 }
 """Generous patterns of parameters that are alone in a segment: all that int(), float(), UUID() or pydantic parse."""
-
+_ANY_TEXT: Final = ".*"
+"""The generous pattern of a parameter of any other type, which may contain slashes."""
 
 Texts: TypeAlias = Sequence[str]
 """The texts of a request's path with which rules are compared."""
@@ -102,10 +102,6 @@ class RulePath:
             raise ConfigurationError(f"{quoted(path)} cannot be used: {error}", option) from None
         self.takes = re.compile(_generous(self.path, self.convertors), re.DOTALL).match
 
-    # Copies and pickles of compiled classes are created with their arguments.
-    def __getnewargs__(self) -> tuple[str]:
-        return (self.path,)
-
     def is_exactly(self, text: str) -> bool:
         """Return whether a text matches Starlette's own pattern of the path."""
         return self._exact.fullmatch(text) is not None
@@ -141,54 +137,32 @@ def _reachable(path: object, option: str) -> str:
 def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
     """Return the generous pattern of a path: its segments up to the first one that may match slashes, then the rest."""
     pattern = ""
-    rest = r"/?\Z"
     for segment in path.removesuffix("/").split("/")[1:]:
         parameters = [*PARAM_REGEX.finditer(segment)]
-        if any(_may_contain_slash(convertors[parameter[1]]) for parameter in parameters):
-            rest = _generous_rest(path, segment, parameters)
+        if not parameters:
+            pattern += f"/{re.escape(segment)}"
+            continue
+        values = [_spelling(convertors[parameter[1]]) for parameter in parameters]
+        has_slashes = _ANY_TEXT in values
+        value, ending = "[^/]*", segment
+        if has_slashes:  # any text up to the path's literal end
+            value, ending = _ANY_TEXT, path.removesuffix("/")
+        if len(values) == 1:
+            value = f"(?P<{parameters[0][1]}>{values[0]})"
+        end = re.escape(PARAM_REGEX.split(ending)[-1])
+        pattern += f"/{re.escape(segment[: parameters[0].start()])}{value}{end}"
+        if has_slashes and not end:
+            return rf"{pattern}\Z"
+        if has_slashes:
             break
-        pattern += "/" + _generous_segment(segment, parameters, convertors)
-    return pattern + rest
-
-
-def _may_contain_slash(convertor: Convertor[Any]) -> bool:
-    """Return whether a value of a parameter may contain a slash, as those of unknown kinds may."""
-    return type(convertor) is not StringConvertor and type(convertor) not in _SPELLINGS
-
-
-def _generous_segment(
-    segment: str, parameters: Sequence[re.Match[str]], convertors: Mapping[str, Convertor[Any]]
-) -> str:
-    """Return the generous pattern of a segment whose parameters contain no slash."""
-    if not parameters:
-        return re.escape(segment)
-    value = "[^/]*"
-    if len(parameters) == 1:
-        name = parameters[0][1]
-        value = f"(?P<{name}>{_spelling(convertors[name])})"
-    begin = re.escape(segment[: parameters[0].start()])
-    end = re.escape(segment[parameters[-1].end() :])
-    return begin + value + end
+    return rf"{pattern}/?\Z"
 
 
 def _spelling(convertor: Convertor[Any]) -> str:
-    """Return the generous pattern of a parameter that is alone in a segment and contains no slash."""
+    """Return the generous pattern of a parameter that is alone in a segment."""
     if type(convertor) is StringConvertor:
         return convertor.regex  # as the routers have it: FastHTML replaces it by one that an empty text matches
-    return _SPELLINGS[type(convertor)]
-
-
-def _generous_rest(path: str, segment: str, parameters: Sequence[re.Match[str]]) -> str:
-    """Return the generous pattern from a segment on that may match slashes: any text up to the path's literal end."""
-    value = ".*"
-    if len(parameters) == 1:
-        value = f"(?P<{parameters[0][1]}>.*)"
-    begin = re.escape(segment[: parameters[0].start()])
-    *_, last = PARAM_REGEX.finditer(path)
-    end = re.escape(path[last.end() :].removesuffix("/"))
-    if not end:
-        return rf"/{begin}{value}\Z"
-    return rf"/{begin}{value}{end}/?\Z"
+    return _SPELLINGS.get(type(convertor), _ANY_TEXT)
 
 
 class PathReader:
@@ -229,12 +203,8 @@ def is_ambiguous(path: str) -> bool:
     return len(path) > MAX_ODD and _ODD.search(path) is not None
 
 
-_ANY_SEGMENT: Final = ""
-"""Stands for a first segment with a parameter."""
-
-
 class PathIndex(Generic[T]):
-    """Finds the owners of paths that match a text: literal paths in a dict, others by their first segment.
+    """Finds the owners of paths that match a text: those of literal paths in a dict.
 
     Args:
         paths: The paths, each with its owner.
@@ -242,13 +212,10 @@ class PathIndex(Generic[T]):
 
     def __init__(self, paths: Iterable[tuple[RulePath, T]]) -> None:
         self._literal: dict[str, list[T]] = {}
-        self._patterns: dict[str, list[tuple[RulePath, T]]] = {}
+        self._patterns: list[tuple[RulePath, T]] = []
         for path, owner in paths:
             if path.convertors:
-                first = path.path.split("/", 2)[1]
-                if "{" in first:
-                    first = _ANY_SEGMENT
-                self._patterns.setdefault(first, []).append((path, owner))
+                self._patterns.append((path, owner))
             else:
                 self._literal.setdefault(path.path.removesuffix("/"), []).append(owner)
 
@@ -256,19 +223,9 @@ class PathIndex(Generic[T]):
         """Yield the owners of the paths that match any of the texts, unordered and possibly with duplicates."""
         for text in texts:
             yield from self._literal.get(text.removesuffix("/"), ())
-            for path, owner in self._candidates(text):
+            for path, owner in self._patterns:
                 if path.takes(text):
                     yield owner
-
-    def _candidates(self, text: str) -> Iterable[tuple[RulePath, T]]:
-        """Return the paths with parameters whose first segment a text may have, each with its owner."""
-        always = self._patterns.get(_ANY_SEGMENT, ())
-        if not text.startswith("/"):
-            return always
-        first = text.split("/", 2)[1]
-        if first == _ANY_SEGMENT:
-            return always
-        return [*always, *self._patterns.get(first, ())]
 
 
 def with_parameters(scope: Scope, paths: Sequence[RulePath], reader: PathReader, names: Collection[str]) -> Scope:
@@ -290,19 +247,16 @@ def with_parameters(scope: Scope, paths: Sequence[RulePath], reader: PathReader,
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:
     """Return the value of a parameter, independent of its spelling: 1, 01 and 1.0 are one `{id:int}`."""
+    number = text.strip().replace("_", "")  # as int() and pydantic read numbers
     with suppress(Exception):  # a custom convertor that raises must fail in the router, not before the count
-        return spelled_value(convertor.convert(text))
-    # Numbers that pydantic accepts and int() and float() do not: 1.0, 0-5 and _1.
-    bare = text.strip().replace("_", "")
-    if isinstance(convertor, FloatConvertor):
-        with suppress(ValueError):
-            return spelled_value(float(bare))
-    if not isinstance(convertor, IntegerConvertor) or len(bare) > _MAX_DIGITS:
-        return text
-    whole = _WHOLE.fullmatch(bare)
-    if whole is None:
-        return text
-    return str(int(whole["value"]))
+        if type(convertor) is FloatConvertor:
+            return spelled_value(float(number))
+        if type(convertor) is not IntegerConvertor:
+            return spelled_value(convertor.convert(text))
+        whole = _WHOLE.fullmatch(number)
+        if whole is not None:
+            return str(int(whole["value"]))
+    return text
 
 
 def spelled_value(value: object) -> str:
