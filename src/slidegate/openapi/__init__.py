@@ -1,17 +1,17 @@
 """OpenAPI: which limits each operation of a FastAPI application has, and what a refused request gets.
 
-All this is read from the options of the middlewares and from the routes. Nothing is built, so that middlewares can
-still be added.
+All this is asked of the middlewares and read from the routes. The stack of an application is only built when its
+document is made, and not kept, so that middlewares can still be added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..core.errors import ConfigurationError, quoted
-from .around import Application, applications, guards_around
-from .operations import operations
+from .operations import Application, applications, guards_around, operations
 from .writer import Writer
 
 __all__ = ["document_limits"]
@@ -38,16 +38,17 @@ def document_limits(app: Any, *, response: Any = None, names: bool = False, keys
     Raises:
         ConfigurationError: `app` is no FastAPI application, and contains none.
     """
-    found = [*applications(app, "", ())]
+    found = [*applications(app)]
     if not found:
         raise ConfigurationError(f"document_limits: expected a FastAPI application, not {quoted(app)}", "app")
+    writer = partial(Writer, response=response, names=names, keys=keys)
     for application in found:
         generate = application.app.openapi
         if isinstance(generate, _WithLimits):
             # Of two calls, for it and for one in which it is mounted, the latter knows what is around it.
             application = max(application, generate.application, key=lambda known: len(known.around))
             generate = generate.generate
-        application.app.openapi = _WithLimits(application, generate, response=response, names=names, keys=keys)
+        application.app.openapi = _WithLimits(application, generate, writer)
 
 
 class _WithLimits:
@@ -58,18 +59,18 @@ class _WithLimits:
         generate: Its own `openapi`.
     """
 
-    def __init__(self, application: Application, generate: Callable[[], Any], **options: Any) -> None:
+    def __init__(self, application: Application, generate: Callable[[], Any], writer: Callable[..., Writer]) -> None:
         self.application = application
         self.generate = generate
-        self._options = options
+        self._writer = writer
         self._described: object = None
 
     def __call__(self) -> Any:
         document = self.generate()
         if document is not self._described:
-            writer = Writer(self.application.app, document, **self._options)
             guards = [*guards_around(self.application)]
-            for operation, described in operations(self.application, document):
-                writer.add(described, guards, operation)
+            writer = self._writer(self.application.app, document)
+            for operation in operations(self.application, document):
+                writer.add(guards, operation)
             self._described = document  # last: what has failed midway is described again
         return document

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from starlette.exceptions import HTTPException
@@ -10,19 +10,23 @@ from starlette.exceptions import HTTPException
 from ..core.exceeded import RateLimitExceeded
 from ..limiter.named_limits import text_of_limit
 from ..web.endpoints import rate_limit_exceeded
+from ..web.policy import Policy
 from ..web.published import kind_of_key
 from ..web.routes import attribute_of
-from .around import Guard
-from .operations import Limit, Operation, limits_of
+from .operations import Guard, Limit, Operation, limits_of
 
 Content: TypeAlias = Mapping[str, object]
 """The schema of the body of a response, by its media type."""
 
+
+def _field(description: str, kind: str) -> dict[str, object]:
+    return {"description": description, "schema": {"type": kind}}
+
+
 _TEXT: Final = {"type": "string"}
-_WHOLE: Final = {"type": "integer"}
 _PROPERTIES: Final = {
     **dict.fromkeys(("type", "title", "detail"), _TEXT),
-    "status": _WHOLE,
+    "status": {"type": "integer"},
     "violated-policies": {"type": "array", "items": _TEXT},
 }
 _REQUIRED: Final = ["type", "title", "status", "detail"]
@@ -34,17 +38,17 @@ _DETAIL: Final[Content] = {
     "application/json": {"schema": {"type": "object", "properties": {"detail": _TEXT}, "required": ["detail"]}}
 }
 """The default answer of FastAPI."""
-_RETRY_AFTER: Final = ("Retry-After", "Seconds until a request is admitted again; absent if none will be.", _WHOLE)
+_RETRY_AFTER: Final = _field("Seconds until a request is admitted again; absent if none will be.", "integer")
 _FIELDS: Final = {
-    "draft": (
-        ("RateLimit", "For each limit, what remains of it, and the seconds until more remains.", _TEXT),
-        ("RateLimit-Policy", "The limits of this request.", _TEXT),
-    ),
-    "legacy": (
-        ("X-RateLimit-Limit", "The amount of the limit that admits the fewest further requests.", _WHOLE),
-        ("X-RateLimit-Remaining", "What remains of it.", _WHOLE),
-        ("X-RateLimit-Reset", "When it is whole again, in Unix seconds.", _WHOLE),
-    ),
+    "draft": {
+        "RateLimit": _field("For each limit, what remains of it, and the seconds until more remains.", "string"),
+        "RateLimit-Policy": _field("The limits of this request.", "string"),
+    },
+    "legacy": {
+        "X-RateLimit-Limit": _field("The amount of the limit that admits the fewest further requests.", "integer"),
+        "X-RateLimit-Remaining": _field("What remains of it.", "integer"),
+        "X-RateLimit-Reset": _field("When it is whole again, in Unix seconds.", "integer"),
+    },
 }
 """The header fields of each style."""
 _DESCRIPTIONS: Final = {
@@ -65,7 +69,7 @@ class Writer:
         keys: Whether to publish what limits count by.
     """
 
-    def __init__(self, app: Any, document: dict[str, Any], response: Any, *, names: bool, keys: bool) -> None:
+    def __init__(self, app: Any, document: dict[str, Any], *, response: Any, names: bool, keys: bool) -> None:
         self._names = names
         self._keys = keys
         self._own: Content = {}
@@ -75,65 +79,75 @@ class Writer:
             schemas |= schema.pop("$defs", {})
             self._own = {"application/json": {"schema": schema}}
         handlers = attribute_of(app, "exception_handlers", {})
-        self._handlers = [handlers[kind] for kind in (429, RateLimitExceeded, HTTPException) if kind in handlers]
+        self._handler: Any = handlers.get(429) or handlers.get(RateLimitExceeded) or handlers.get(HTTPException)
 
-    def add(self, described: dict[str, Any], guards: Sequence[Guard], operation: Operation) -> None:
+    def add(self, guards: Sequence[Guard], operation: Operation) -> None:
         """Add the limits of an operation to what its document says of it."""
-        contents: dict[str, Content] = {}
-        for guard in guards:
-            for status in guard.statuses():
-                contents[status] = {**contents.get(status, {}), **self._content(guard)}
         limits = [*limits_of(guards, operation)]
+        contents: dict[str, dict[str, object]] = {}
+        for status, content in self._refusals(guards, limits):
+            contents.setdefault(status, {}).update(content)
+        for status, content in contents.items():
+            operation.described["responses"].setdefault(status, _response(status, content, guards))
+        if limits:
+            operation.described["x-ratelimit"] = [self._published(limit) for limit in limits]
+
+    def _refusals(self, guards: Sequence[Guard], limits: Sequence[Limit]) -> Iterator[tuple[str, Content]]:
+        """Yield the status and the body of each answer that middlewares and limits may give."""
+        for guard in guards:
+            policy = guard.middleware.policy
+            if policy.lists["blocklist"] is not None:
+                yield "403", self._content(policy)
+            for ban_policy in policy.signals.ban_policies.values():
+                if not ban_policy.shadow:
+                    yield str(ban_policy.status), self._content(policy)
         for limit in limits:
-            content = self._content(limit.guard)
+            content = self._content(limit.middleware.policy)
             if limit.is_at_endpoint:
                 content = self._content_at_endpoint(content)
-            for status in limit.statuses():
-                contents[status] = {**contents.get(status, {}), **content}
-        for status, content in contents.items():
-            described["responses"].setdefault(status, _response(status, content, guards))
-        if limits:
-            described["x-ratelimit"] = [self._shown(limit) for limit in limits]
+            yield "429", content
+            on_error = limit.middleware.limiter.on_error  # None where the store cannot fail
+            if on_error is not None and (limit.rule.charging.on_error or on_error) == "deny":
+                yield "503", content
 
-    def _content(self, guard: Guard) -> Content:
+    def _content(self, policy: Policy) -> Content:
         """Return what a middleware answers."""
-        if guard.policy.refusals.on_refused is not None:
+        if policy.refusals.on_refused is not None:
             return self._own
         return _PROBLEM
 
     def _content_at_endpoint(self, content: Content) -> Content:
         """Return what the application answers for a limit at an endpoint, given what its middleware would answer."""
-        handler = next(iter(self._handlers), None)
-        if handler is rate_limit_exceeded:
+        if self._handler is rate_limit_exceeded:
             return content
-        if getattr(handler, "__module__", "") == "fastapi.exception_handlers":
+        if getattr(self._handler, "__module__", "") == "fastapi.exception_handlers":
             return _DETAIL
         return self._own
 
-    def _shown(self, limit: Limit) -> dict[str, object]:
+    def _published(self, limit: Limit) -> dict[str, object]:
         """Return what is published of a limit."""
         charging = limit.rule.charging
-        shown: dict[str, object] = {"limits": [text_of_limit(one) for one in charging.all_limits]}
+        published: dict[str, object] = {"limits": [text_of_limit(one) for one in charging.all_limits]}
         if charging.limits_function is not None:  # the others apply only if it fails
-            shown = {"limits": [], "by_request": True}
+            published = {"limits": [], "by_request": True}
         if charging.unit is not None:
-            shown["unit"] = charging.unit
+            published["unit"] = charging.unit
         if not limit.is_certain:
-            shown["conditional"] = True
+            published["conditional"] = True
         if self._names and limit.rule.name is not None:
-            shown["name"] = limit.rule.name
+            published["name"] = limit.rule.name
         if self._keys:
-            shown["key"] = kind_of_key(charging.key)
-        return shown
+            published["key"] = kind_of_key(charging.key)
+        return published
 
 
 def _response(status: str, content: Content, guards: Sequence[Guard]) -> dict[str, object]:
     """Return the response with a status."""
-    written = {style for guard in guards for style in guard.policy.headers.styles}
-    fields = [_RETRY_AFTER]
-    if status == "429":
-        fields += [field for style, its_fields in _FIELDS.items() if style in written for field in its_fields]
-    headers = {name: {"description": description, "schema": schema} for name, description, schema in fields}
+    headers: dict[str, object] = {"Retry-After": _RETRY_AFTER}
+    for style, fields in _FIELDS.items():
+        is_written = any(style in guard.middleware.policy.headers.styles for guard in guards)
+        if status == "429" and is_written:
+            headers |= fields
     response: dict[str, object] = {"description": _DESCRIPTIONS[status], "headers": headers}
     if content:
         response["content"] = content

@@ -164,7 +164,7 @@ class RateLimitMiddleware(FailsAtStartup):
             file.observe(self.limiter.engine.emit)
         self._inspection = Inspection(policy)
         off_by = setting_that_switches_off(enabled)
-        self._enabled = not off_by
+        self.is_enabled = not off_by
         self._inspection.of_settings(off_by)
 
     from_file = _OfFiles()
@@ -222,7 +222,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def published(self) -> Iterable[PublishedRule]:
         """Return what other workers, and tools, may know of its rules; nothing if it is switched off in code."""
-        if not self._enabled:
+        if not self.is_enabled:
             return ()
         return published_rules(self.policy)
 
@@ -237,7 +237,7 @@ class RateLimitMiddleware(FailsAtStartup):
         """Decide one request, then call the application or refuse the request."""
         scope_type = scope["type"]
         if scope_type not in self._decides:
-            if self.error is None and self._enabled and self.limiter.engine.overrides.is_off:
+            if self.error is None and self.is_enabled and self.limiter.engine.overrides.is_off:
                 await self.limiter.engine.refresh()
             if not self._is_decided(scope):
                 await self._pass_on(scope, receive, send)
@@ -279,7 +279,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def _is_decided(self, scope: Scope) -> bool:
         """Return whether a call is a request that is to be decided. Asked for each of the first, and after a switch."""
-        if self.error is not None or not self._enabled:
+        if self.error is not None or not self.is_enabled:
             return False
         engine = self.limiter.engine
         engine.begin_refresh()
@@ -337,7 +337,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.error is not None:
             await fail_startup(self.error, scope, receive, send)  # raises
         if scope["type"] == "lifespan":
-            if self._enabled:
+            if self.is_enabled:
                 self.limiter.engine.begin()
             await self.app(scope, receive, _ending(self.limiter, send))
             return
