@@ -6,13 +6,11 @@ document is made, and not kept, so that middlewares can still be added.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from ..core.errors import ConfigurationError, quoted
-from .operations import Application, applications, guards_around, operations
-from .writer import Writer
+from .document import LimitedDocument
+from .operations import applications
 
 __all__ = ["document_limits"]
 
@@ -41,36 +39,11 @@ def document_limits(app: Any, *, response: Any = None, names: bool = False, keys
     found = [*applications(app)]
     if not found:
         raise ConfigurationError(f"document_limits: expected a FastAPI application, not {quoted(app)}", "app")
-    writer = partial(Writer, response=response, names=names, keys=keys)
-    for application in found:
-        generate = application.app.openapi
-        if isinstance(generate, _WithLimits):
+    for around in found:
+        application = around[-1].app
+        generate = application.openapi
+        if isinstance(generate, LimitedDocument):
             # Of two calls, for it and for one in which it is mounted, the latter knows what is around it.
-            application = max(application, generate.application, key=lambda known: len(known.around))
+            around = max(around, generate.around, key=len)
             generate = generate.generate
-        application.app.openapi = _WithLimits(application, generate, writer)
-
-
-class _WithLimits:
-    """The `openapi` of an application that adds its limits to its document, see `document_limits`.
-
-    Attributes:
-        application: The application.
-        generate: Its own `openapi`.
-    """
-
-    def __init__(self, application: Application, generate: Callable[[], Any], writer: Callable[..., Writer]) -> None:
-        self.application = application
-        self.generate = generate
-        self._writer = writer
-        self._described: object = None
-
-    def __call__(self) -> Any:
-        document = self.generate()
-        if document is not self._described:
-            guards = [*guards_around(self.application)]
-            writer = self._writer(self.application.app, document)
-            for operation in operations(self.application, document):
-                writer.add(guards, operation)
-            self._described = document  # last: what has failed midway is described again
-        return document
+        application.openapi = LimitedDocument(around, generate, response=response, names=names, keys=keys)

@@ -9,31 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from starlette.routing import Mount
-from starlette.types import Scope
+from starlette.routing import PARAM_REGEX, Mount
 
 from ..web.broken import FailsAtStartup
 from ..web.endpoint_limits import rules_of_route
 from ..web.examples import filled, filled_for_both
 from ..web.middleware import RateLimitMiddleware
 from ..web.plan import Plan
-from ..web.routes import DEPTH, attribute_of, layers, reach, root_of, routes_of
+from ..web.routes import MountedRoute, attribute_of, layers, mounted_routes, reach, root_of, routes_of
 from ..web.rules import Rule
 
 
-class Application(NamedTuple):
-    """An application with a document.
-
-    Attributes:
-        app: The application.
-        path: The path where it is mounted.
-        around: The applications and middlewares around it, from the outside in and itself included, each with the path
-            where it is mounted.
-    """
+class Layer(NamedTuple):
+    """An application or a middleware, and the path where it is mounted."""
 
     app: Any
     path: str
-    around: tuple[tuple[Any, str], ...]
 
 
 class Guard(NamedTuple):
@@ -47,13 +38,13 @@ class Operation(NamedTuple):
     """An operation: the requests to a route with one method.
 
     Attributes:
-        route: The route.
+        route: The route, below the application.
         path: Its full path, in Starlette's syntax.
         method: The method.
         described: What the document says of it.
     """
 
-    route: Any
+    route: MountedRoute
     path: str
     method: str
     described: dict[str, Any]
@@ -75,25 +66,25 @@ class Limit(NamedTuple):
     is_at_endpoint: bool = False
 
 
-def applications(app: object, path: str = "", around: tuple[tuple[Any, str], ...] = ()) -> Iterator[Application]:
-    """Yield the applications with a document: this one, and those that are mounted in it."""
-    if len(around) > DEPTH or any(app is one for one, _ in around):
+def applications(app: object, path: str = "", around: tuple[Layer, ...] = ()) -> Iterator[tuple[Layer, ...]]:
+    """Yield each application with a document, this one and those mounted in it, as the last of the layers around it."""
+    if any(app is layer.app for layer in around):
         return
     for layer in layers(app):
-        around = (*around, (layer, path))
+        around = (*around, Layer(layer, path))
         if callable(attribute_of(layer, "openapi")):
-            yield Application(layer, path, around)
+            yield around
     for route in routes_of(app) or ():
         if isinstance(route, Mount):
             yield from applications(route.app, path + route.path, around)
 
 
-def guards_around(application: Application) -> Iterator[Guard]:
-    """Yield the middlewares around an application that are switched on, from the outside in.
+def guards_in(around: Sequence[Layer]) -> Iterator[Guard]:
+    """Yield the middlewares in the layers around an application that are switched on, from the outside in.
 
     Those that were only added are built; the application, when it builds its stack, has the same ones.
     """
-    for layer, path in application.around:
+    for layer, path in around:
         stack: Any = [layer]
         build = attribute_of(layer, "build_middleware_stack")
         if build is not None:
@@ -105,16 +96,13 @@ def guards_around(application: Application) -> Iterator[Guard]:
                 yield Guard(middleware, path)
 
 
-def operations(application: Application, document: Mapping[str, Any]) -> Iterator[Operation]:
+def operations(application: Layer, document: Mapping[str, Any]) -> Iterator[Operation]:
     """Yield the operations of an application."""
-    for route in routes_of(application.app) or ():
-        if not attribute_of(route, "include_in_schema"):
-            continue
-        described = document.get("paths", {}).get(attribute_of(route, "path_format"), {})
-        for method in sorted(attribute_of(route, "methods") or ()):
+    for route in mounted_routes(application.app):
+        described = document["paths"].get(PARAM_REGEX.sub(r"{\1}", route.path), {})
+        for method in route.methods or ():
             if method.lower() in described:
-                path = application.path + (attribute_of(route, "path") or route.path_format)
-                yield Operation(route, path, method, described[method.lower()])
+                yield Operation(route, application.path + route.path, method, described[method.lower()])
 
 
 def limits_of(guards: Sequence[Guard], operation: Operation) -> Iterator[Limit]:
@@ -138,20 +126,17 @@ def limits_of(guards: Sequence[Guard], operation: Operation) -> Iterator[Limit]:
 
 def _plans(guard: Guard, operation: Operation) -> list[Plan]:
     """Return the plans of requests to an operation: an example of its own, and one of each rule's path it may meet."""
-    template = operation.path.removeprefix(guard.path)
+    template, endpoint = operation.path.removeprefix(guard.path), operation.route.endpoint
     app, rules = guard.middleware.app, guard.middleware.policy.rules
-    usual = filled(template)
-    paths: list[str | None] = [usual, filled(template, "")]
-    for rule in rules.given:
-        paths += [filled_for_both(template, rule_path.path) for rule_path in rule.matching.rule_paths]
     plans: list[Plan] = []
-    for path in dict.fromkeys(paths):
-        if path is None:
+    paths = [template, filled(template, ""), *(path.path for rule in rules.given for path in rule.matching.rule_paths)]
+    for path in paths:
+        example = filled_for_both(template, path)
+        if example is None:
             continue
-        scope: Scope = {"type": "http", "method": operation.method, "path": root_of(app) + path, "headers": []}
-        route = reach(app, {**scope, "root_path": ""})
-        is_own = route is not None and route.path == template and route.endpoint is operation.route.endpoint
+        scope = {"type": "http", "method": operation.method, "path": root_of(app) + example, "root_path": ""}
+        reached = reach(app, scope)
         # Another route may take what a rule's path names.
-        if is_own or path == usual:
+        if path is template or (reached is not None and reached.endpoint is endpoint and reached.path == template):
             plans.append(rules.match(scope))
     return plans

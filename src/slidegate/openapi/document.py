@@ -1,8 +1,8 @@
-"""Adds limits, and the responses of refusals, to what a document says of its operations."""
+"""A document with limits, and with the responses of refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from starlette.exceptions import HTTPException
@@ -12,8 +12,7 @@ from ..limiter.named_limits import text_of_limit
 from ..web.endpoints import rate_limit_exceeded
 from ..web.policy import Policy
 from ..web.published import kind_of_key
-from ..web.routes import attribute_of
-from .operations import Guard, Limit, Operation, limits_of
+from .operations import Guard, Layer, Limit, Operation, guards_in, limits_of, operations
 
 Content: TypeAlias = Mapping[str, object]
 """The schema of the body of a response, by its media type."""
@@ -39,7 +38,7 @@ _DETAIL: Final[Content] = {
 }
 """The default answer of FastAPI."""
 _RETRY_AFTER: Final = _field("Seconds until a request is admitted again; absent if none will be.", "integer")
-_FIELDS: Final = {
+_FIELDS: Final[Mapping[Any, Mapping[str, object]]] = {
     "draft": {
         "RateLimit": _field("For each limit, what remains of it, and the seconds until more remains.", "string"),
         "RateLimit-Policy": _field("The limits of this request.", "string"),
@@ -49,6 +48,7 @@ _FIELDS: Final = {
         "X-RateLimit-Remaining": _field("What remains of it.", "integer"),
         "X-RateLimit-Reset": _field("When it is whole again, in Unix seconds.", "integer"),
     },
+    None: {},
 }
 """The header fields of each style."""
 _DESCRIPTIONS: Final = {
@@ -58,42 +58,57 @@ _DESCRIPTIONS: Final = {
 }
 
 
-class Writer:
-    """Adds the limits of operations to a document.
+class LimitedDocument:
+    """The `openapi` of an application that adds its limits to its document, see `document_limits`.
 
     Args:
-        app: The application.
-        document: Its document.
+        around: The layers around the application, from the outside in and itself included.
+        generate: Its own `openapi`.
         response: The model of its own answers; None for none.
         names: Whether to publish the names of rules.
         keys: Whether to publish what limits count by.
+
+    Attributes:
+        around: The argument.
+        generate: The argument.
     """
 
-    def __init__(self, app: Any, document: dict[str, Any], *, response: Any, names: bool, keys: bool) -> None:
+    def __init__(
+        self, around: tuple[Layer, ...], generate: Callable[[], Any], *, response: Any, names: bool, keys: bool
+    ) -> None:
+        self.around = around
+        self.generate = generate
         self._names = names
         self._keys = keys
+        self._described: object = None
         self._own: Content = {}
+        self._schemas: dict[str, object] = {}
         if response is not None:
             schema = response.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            schemas |= schema.pop("$defs", {})
+            self._schemas = schema.pop("$defs", {})
             self._own = {"application/json": {"schema": schema}}
-        handlers = attribute_of(app, "exception_handlers", {})
-        self._handler: Any = handlers.get(429) or handlers.get(RateLimitExceeded) or handlers.get(HTTPException)
 
-    def add(self, guards: Sequence[Guard], operation: Operation) -> None:
-        """Add the limits of an operation to what its document says of it."""
-        limits = [*limits_of(guards, operation)]
-        contents: dict[str, dict[str, object]] = {}
-        for status, content in self._refusals(guards, limits):
-            contents.setdefault(status, {}).update(content)
-        for status, content in contents.items():
-            operation.described["responses"].setdefault(status, _response(status, content, guards))
-        if limits:
-            operation.described["x-ratelimit"] = [self._published(limit) for limit in limits]
+    def __call__(self) -> Any:
+        document = self.generate()
+        if document is self._described:
+            return document
+        if self._schemas:
+            document.setdefault("components", {}).setdefault("schemas", {}).update(self._schemas)
+        guards = [*guards_in(self.around)]
+        for operation in operations(self.around[-1], document):
+            limits = [*limits_of(guards, operation)]
+            bodies: dict[str, dict[str, object]] = {}
+            for status, content in self._refusals(guards, limits):
+                bodies.setdefault(status, {}).update(content)
+            for status, body in bodies.items():
+                operation.described["responses"].setdefault(status, _response(status, body, guards))
+            if limits:
+                operation.described["x-ratelimit"] = [self._published(limit) for limit in limits]
+        self._described = document  # last: what has failed midway is described again
+        return document
 
     def _refusals(self, guards: Sequence[Guard], limits: Sequence[Limit]) -> Iterator[tuple[str, Content]]:
-        """Yield the status and the body of each answer that middlewares and limits may give."""
+        """Yield the status and the content of each answer that middlewares and limits may give."""
         for guard in guards:
             policy = guard.middleware.policy
             if policy.lists["blocklist"] is not None:
@@ -101,27 +116,23 @@ class Writer:
             for ban_policy in policy.signals.ban_policies.values():
                 if not ban_policy.shadow:
                     yield str(ban_policy.status), self._content(policy)
+        handlers = self.around[-1].app.exception_handlers
         for limit in limits:
             content = self._content(limit.middleware.policy)
-            if limit.is_at_endpoint:
-                content = self._content_at_endpoint(content)
+            if limit.is_at_endpoint:  # the application answers
+                handler = handlers.get(429) or handlers.get(RateLimitExceeded) or handlers[HTTPException]
+                content = self._content(limit.middleware.policy, handler)
             yield "429", content
             on_error = limit.middleware.limiter.on_error  # None where the store cannot fail
             if on_error is not None and (limit.rule.charging.on_error or on_error) == "deny":
                 yield "503", content
 
-    def _content(self, policy: Policy) -> Content:
-        """Return what a middleware answers."""
-        if policy.refusals.on_refused is not None:
-            return self._own
-        return _PROBLEM
-
-    def _content_at_endpoint(self, content: Content) -> Content:
-        """Return what the application answers for a limit at an endpoint, given what its middleware would answer."""
-        if self._handler is rate_limit_exceeded:
-            return content
-        if getattr(self._handler, "__module__", "") == "fastapi.exception_handlers":
+    def _content(self, policy: Policy, handler: Any = rate_limit_exceeded) -> Content:
+        """Return what an exception handler answers, which answers as a middleware if it is `rate_limit_exceeded`."""
+        if getattr(handler, "__module__", "") == "fastapi.exception_handlers":
             return _DETAIL
+        if handler is rate_limit_exceeded and policy.refusals.on_refused is None:
+            return _PROBLEM
         return self._own
 
     def _published(self, limit: Limit) -> dict[str, object]:
@@ -144,11 +155,8 @@ class Writer:
 def _response(status: str, content: Content, guards: Sequence[Guard]) -> dict[str, object]:
     """Return the response with a status."""
     headers: dict[str, object] = {"Retry-After": _RETRY_AFTER}
-    for style, fields in _FIELDS.items():
-        is_written = any(style in guard.middleware.policy.headers.styles for guard in guards)
-        if status == "429" and is_written:
-            headers |= fields
-    response: dict[str, object] = {"description": _DESCRIPTIONS[status], "headers": headers}
-    if content:
-        response["content"] = content
-    return response
+    if status == "429":
+        for guard in guards:
+            for style in guard.middleware.policy.headers.styles:
+                headers |= _FIELDS[style]
+    return {"description": _DESCRIPTIONS[status], "headers": headers, "content": content}
