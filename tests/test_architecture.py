@@ -39,7 +39,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "httpx": ({"_outbound"}, {"httpx"}),
     "httpx2": ({"_outbound"}, {"httpx2"}),
     "_outbound": ({"core", "limiter", "_pauses"}, {"anyio"}),
-    "openapi": ({"core", "files", "findings", "limiter", "web"}, {"starlette"}),
+    "openapi": ({"core", "limiter", "web"}, {"starlette"}),
     "_pauses": (set(), set()),
     "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),

@@ -6,13 +6,65 @@ document is made, and not kept, so that middlewares can still be added.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from starlette.exceptions import HTTPException
+from starlette.routing import PARAM_REGEX
 
 from ..core.errors import ConfigurationError, quoted
-from .document import LimitedDocument
-from .operations import applications
+from ..core.exceeded import RateLimitExceeded
+from ..limiter.named_limits import text_of_limit
+from ..web.endpoints import rate_limit_exceeded
+from ..web.published import kind_of_key
+from ..web.routes import mounted_routes
+from .operations import Around, Guard, Limit, applications, guards_in, limits_of
 
 __all__ = ["document_limits"]
+
+
+Json: TypeAlias = dict[str, Any]
+
+
+def _field(description: str, kind: str) -> Json:
+    return {"description": description, "schema": {"type": kind}}
+
+
+_TEXT: Final = {"type": "string"}
+_PROPERTIES: Final = {
+    **dict.fromkeys(("type", "title", "detail"), _TEXT),
+    "status": {"type": "integer"},
+    "violated-policies": {"type": "array", "items": _TEXT},
+}
+_REQUIRED: Final = ["type", "title", "status", "detail"]
+_PROBLEM: Final = {
+    "application/problem+json": {"schema": {"type": "object", "properties": _PROPERTIES, "required": _REQUIRED}}
+}
+"""The default answer of a middleware."""
+_DETAIL: Final = {
+    "application/json": {"schema": {"type": "object", "properties": {"detail": _TEXT}, "required": ["detail"]}}
+}
+"""The default answer of FastAPI."""
+_RETRY_AFTER: Final = _field("Seconds until a request is admitted again; absent if none will be.", "integer")
+_FIELDS: Final[dict[Any, Json]] = {
+    "draft": {
+        "RateLimit": _field("For each limit, what remains of it, and the seconds until more remains.", "string"),
+        "RateLimit-Policy": _field("The limits of this request.", "string"),
+    },
+    "legacy": {
+        "X-RateLimit-Limit": _field("The amount of the limit that admits the fewest further requests.", "integer"),
+        "X-RateLimit-Remaining": _field("What remains of it.", "integer"),
+        "X-RateLimit-Reset": _field("When it is whole again, in Unix seconds.", "integer"),
+    },
+    None: {},
+}
+"""The header fields of each style."""
+_DESCRIPTIONS: Final = {
+    "403": "Banned, or on a blocklist",
+    "429": "Too many requests",
+    "503": "Requests cannot be counted now",
+}
 
 
 def document_limits(app: Any, *, response: Any = None, names: bool = False, keys: bool = False) -> None:
@@ -39,11 +91,116 @@ def document_limits(app: Any, *, response: Any = None, names: bool = False, keys
     found = [*applications(app)]
     if not found:
         raise ConfigurationError(f"document_limits: expected a FastAPI application, not {quoted(app)}", "app")
+    own, schemas = {}, {}
+    if response is not None:
+        schema = response.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas = schema.pop("$defs", {})
+        own = {"application/json": {"schema": schema}}
     for around in found:
         application = around[-1].app
         generate = application.openapi
-        if isinstance(generate, LimitedDocument):
+        if isinstance(generate, _LimitedDocument):
             # Of two calls, for it and for one in which it is mounted, the latter knows what is around it.
             around = max(around, generate.around, key=len)
             generate = generate.generate
-        application.openapi = LimitedDocument(around, generate, response=response, names=names, keys=keys)
+        application.openapi = _LimitedDocument(around, generate, own, schemas, names, keys)
+
+
+@dataclass(eq=False)
+class _LimitedDocument:
+    """The `openapi` of an application that adds its limits to its document, see `document_limits`.
+
+    Attributes:
+        around: The layers around the application, from the outside in and itself included.
+        generate: Its own `openapi`.
+        own: The content of its own answers.
+        schemas: The schemas to which that refers.
+        names: Whether to publish the names of rules.
+        keys: Whether to publish what limits count by.
+        described: The latest document that has its limits.
+    """
+
+    around: Around
+    generate: Callable[[], Any]
+    own: Json
+    schemas: Json
+    names: bool
+    keys: bool
+    described: object = None
+
+    def __call__(self) -> Any:
+        document = self.generate()
+        if document is self.described:
+            return document
+        if self.schemas:
+            document.setdefault("components", {}).setdefault("schemas", {}).update(self.schemas)
+        application, guards = self.around[-1], [*guards_in(self.around)]
+        for route in mounted_routes(application.app):
+            operations = document["paths"].get(PARAM_REGEX.sub(r"{\1}", route.path), {})
+            for method in route.methods or ():
+                if method.lower() in operations:
+                    limits = limits_of(guards, route._replace(path=application.path + route.path), method)
+                    self._describe(operations[method.lower()], guards, [*limits])
+        self.described = document  # last: what has failed midway is described again
+        return document
+
+    def _describe(self, operation: Json, guards: Sequence[Guard], limits: Sequence[Limit]) -> None:
+        """Add limits, and the responses of refusals, to what a document says of an operation."""
+        responses = operation["responses"]
+        theirs = {*responses}
+        for status, content in self._refusals(guards, limits):
+            if status in theirs:
+                continue
+            first = {"description": _DESCRIPTIONS[status], "headers": {"Retry-After": _RETRY_AFTER}, "content": {}}
+            response = responses.setdefault(status, first)
+            response["content"].update(content)
+            if status == "429":
+                for guard in guards:
+                    for style in guard.middleware.policy.headers.styles:
+                        response["headers"].update(_FIELDS[style])
+        if limits:
+            operation["x-ratelimit"] = [self._published(limit) for limit in limits]
+
+    def _refusals(self, guards: Sequence[Guard], limits: Sequence[Limit]) -> Iterator[tuple[str, Json]]:
+        """Yield the status and the content of each answer that middlewares and limits may give."""
+        for guard in guards:
+            policy = guard.middleware.policy
+            if policy.lists["blocklist"] is not None:
+                yield "403", self._content(guard)
+            for ban_policy in policy.signals.ban_policies.values():
+                if not ban_policy.shadow:
+                    yield str(ban_policy.status), self._content(guard)
+        handlers = self.around[-1].app.exception_handlers
+        for limit in limits:
+            handler: object = rate_limit_exceeded
+            if limit.is_at_endpoint:  # the application answers
+                handler = handlers.get(429) or handlers.get(RateLimitExceeded) or handlers[HTTPException]
+            content = self._content(limit.guard, handler)
+            yield "429", content
+            on_error = limit.guard.middleware.limiter.on_error  # None where the store cannot fail
+            if on_error is not None and (limit.rule.charging.on_error or on_error) == "deny":
+                yield "503", content
+
+    def _content(self, guard: Guard, handler: object = rate_limit_exceeded) -> Json:
+        """Return what an exception handler answers, which answers as a middleware if it is `rate_limit_exceeded`."""
+        if getattr(handler, "__module__", "") == "fastapi.exception_handlers":
+            return _DETAIL
+        if handler is rate_limit_exceeded and guard.middleware.policy.refusals.on_refused is None:
+            return _PROBLEM
+        return self.own
+
+    def _published(self, limit: Limit) -> dict[str, object]:
+        """Return what is published of a limit."""
+        charging = limit.rule.charging
+        published: dict[str, object] = {"limits": [text_of_limit(one) for one in charging.all_limits]}
+        if charging.limits_function is not None:  # the others apply only if it fails
+            published = {"limits": [], "by_request": True}
+        if charging.unit is not None:
+            published["unit"] = charging.unit
+        if limit.is_partial or limit.rule.matching.when is not None:
+            published["conditional"] = True
+        if self.names and limit.rule.name is not None:
+            published["name"] = limit.rule.name
+        if self.keys:
+            published["key"] = kind_of_key(charging.key)
+        return published

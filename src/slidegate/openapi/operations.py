@@ -1,4 +1,4 @@
-"""The operations of an application, the middlewares around them, and the limits that apply to them.
+"""The applications with a document, the middlewares around them, and the limits that apply to an operation.
 
 A middleware decides for one request, this file for all requests of an operation: it asks the rules of the middleware
 for examples of its paths. A limit that only some of them meet, or that has a condition, is one that may apply.
@@ -6,17 +6,17 @@ for examples of its paths. A limit that only some of them meet, or that has a co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from starlette.routing import PARAM_REGEX, Mount
+from starlette.routing import Mount
 
 from ..web.broken import FailsAtStartup
 from ..web.endpoint_limits import rules_of_route
 from ..web.examples import filled, filled_for_both
 from ..web.middleware import RateLimitMiddleware
 from ..web.plan import Plan
-from ..web.routes import MountedRoute, attribute_of, layers, mounted_routes, reach, root_of, routes_of
+from ..web.routes import MountedRoute, attribute_of, layers, reach, root_of, routes_of
 from ..web.rules import Rule
 
 
@@ -27,6 +27,10 @@ class Layer(NamedTuple):
     path: str
 
 
+Around: TypeAlias = tuple[Layer, ...]
+"""The layers around an application, from the outside in and itself included."""
+
+
 class Guard(NamedTuple):
     """A middleware around an application, and the path where it is mounted."""
 
@@ -34,42 +38,24 @@ class Guard(NamedTuple):
     path: str
 
 
-class Operation(NamedTuple):
-    """An operation: the requests to a route with one method.
-
-    Attributes:
-        route: The route, below the application.
-        path: Its full path, in Starlette's syntax.
-        method: The method.
-        described: What the document says of it.
-    """
-
-    route: MountedRoute
-    path: str
-    method: str
-    described: dict[str, Any]
-
-
 class Limit(NamedTuple):
     """A limit of an operation.
 
     Attributes:
         rule: Its rule.
-        middleware: The middleware that counts.
-        is_certain: Whether it applies to each request.
+        guard: The middleware that counts.
+        is_partial: Whether it applies to some paths alone.
         is_at_endpoint: Whether it is at the endpoint.
     """
 
     rule: Rule
-    middleware: RateLimitMiddleware
-    is_certain: bool
+    guard: Guard
+    is_partial: bool = False
     is_at_endpoint: bool = False
 
 
-def applications(app: object, path: str = "", around: tuple[Layer, ...] = ()) -> Iterator[tuple[Layer, ...]]:
+def applications(app: object, path: str = "", around: Around = ()) -> Iterator[Around]:
     """Yield each application with a document, this one and those mounted in it, as the last of the layers around it."""
-    if any(app is layer.app for layer in around):
-        return
     for layer in layers(app):
         around = (*around, Layer(layer, path))
         if callable(attribute_of(layer, "openapi")):
@@ -79,7 +65,7 @@ def applications(app: object, path: str = "", around: tuple[Layer, ...] = ()) ->
             yield from applications(route.app, path + route.path, around)
 
 
-def guards_in(around: Sequence[Layer]) -> Iterator[Guard]:
+def guards_in(around: Around) -> Iterator[Guard]:
     """Yield the middlewares in the layers around an application that are switched on, from the outside in.
 
     Those that were only added are built; the application, when it builds its stack, has the same ones.
@@ -96,47 +82,34 @@ def guards_in(around: Sequence[Layer]) -> Iterator[Guard]:
                 yield Guard(middleware, path)
 
 
-def operations(application: Layer, document: Mapping[str, Any]) -> Iterator[Operation]:
-    """Yield the operations of an application."""
-    for route in mounted_routes(application.app):
-        described = document["paths"].get(PARAM_REGEX.sub(r"{\1}", route.path), {})
-        for method in route.methods or ():
-            if method.lower() in described:
-                yield Operation(route, application.path + route.path, method, described[method.lower()])
-
-
-def limits_of(guards: Sequence[Guard], operation: Operation) -> Iterator[Limit]:
+def limits_of(guards: Sequence[Guard], route: MountedRoute, method: str) -> Iterator[Limit]:
     """Yield the limits of an operation, from the outermost middleware to the endpoint."""
     for guard in guards:
-        plans = [plan for plan in _plans(guard, operation) if plan.verdict.allowed]
+        plans = [plan for plan in _plans(guard, route, method) if plan.verdict.allowed]
         if not plans:  # a rule blocks all of its requests
             return
         for bound in guard.middleware.policy.rules.bound():
             limited = [bound in plan.limiting for plan in plans]
             if any(limited):
-                is_certain = all(limited) and bound.rule.matching.when is None
-                yield Limit(bound.rule, guard.middleware, is_certain)
+                yield Limit(bound.rule, guard, is_partial=not all(limited))
     if not guards:  # without a middleware around it, a limit at an endpoint is an error
         return
-    for rule in rules_of_route(operation.route.endpoint, operation.route.dependant):
-        if not rule.action.is_shadow and rule.matching.allows("http", operation.method):
-            is_certain = rule.matching.when is None
-            yield Limit(rule, guards[-1].middleware, is_certain, is_at_endpoint=True)
+    for rule in rules_of_route(route.endpoint, route.dependant):
+        if not rule.action.is_shadow and rule.matching.allows("http", method):
+            yield Limit(rule, guards[-1], is_at_endpoint=True)
 
 
-def _plans(guard: Guard, operation: Operation) -> list[Plan]:
-    """Return the plans of requests to an operation: an example of its own, and one of each rule's path it may meet."""
-    template, endpoint = operation.path.removeprefix(guard.path), operation.route.endpoint
+def _plans(guard: Guard, route: MountedRoute, method: str) -> Iterator[Plan]:
+    """Yield the plans of requests to a route: an example of its own, and one of each rule's path that it may meet."""
     app, rules = guard.middleware.app, guard.middleware.policy.rules
-    plans: list[Plan] = []
+    template = route.path.removeprefix(guard.path)
     paths = [template, filled(template, ""), *(path.path for rule in rules.given for path in rule.matching.rule_paths)]
     for path in paths:
         example = filled_for_both(template, path)
         if example is None:
             continue
-        scope = {"type": "http", "method": operation.method, "path": root_of(app) + example, "root_path": ""}
+        scope = {"type": "http", "method": method, "path": root_of(app) + example, "root_path": ""}
         reached = reach(app, scope)
         # Another route may take what a rule's path names.
-        if path is template or (reached is not None and reached.endpoint is endpoint and reached.path == template):
-            plans.append(rules.match(scope))
-    return plans
+        if path is template or (reached and reached.endpoint is route.endpoint and reached.path == template):
+            yield rules.match(scope)
