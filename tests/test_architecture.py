@@ -21,10 +21,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "stores": ({"core"}, {"lmdb", "redis", "hiredis"}),
     "limiter": ({"core", "stores"}, {"anyio"}),
     "web": (
-        {"core", "limiter", "files", "findings"},
+        {"core", "limiter", "files"},
         {"starlette", "anyio", "annotationlib"},  # the last one is Python's, from 3.14 on
     ),
-    "files": ({"core", "findings", "limiter", "networks", "web"}, {"starlette"}),
+    "files": ({"core", "limiter", "networks", "web"}, {"starlette"}),
     "networks": ({"core", "files", "limiter", "web"}, {"starlette", "maxminddb"}),
     "findings": ({"core", "limiter", "web"}, {"starlette"}),
     "windows": ({"core"}, set()),
@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "__main__": ({"ops"}, set()),
     "dashboard": ({"ops"}, set()),
-    "events": ({"core", "findings", "limiter"}, set()),
+    "events": ({"core", "limiter", "web"}, set()),
     "httpx": ({"_outbound"}, {"httpx"}),
     "httpx2": ({"_outbound"}, {"httpx2"}),
     "_outbound": ({"core", "limiter", "_pauses"}, {"anyio"}),
@@ -43,7 +43,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "_pauses": (set(), set()),
     "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),
-    "__init__": ({"core", "limiter", "networks", "stores", "web"}, set()),
+    "__init__": ({"core", "findings", "limiter", "networks", "stores", "web"}, set()),
 }
 PUBLIC = {
     module.__name__: {*module.__all__} for module in (slidegate, slidegate.core, slidegate.events, slidegate.windows)
@@ -73,10 +73,6 @@ BESIDE = {"files", "findings", "networks", "windows"}
 """Rooms that the library needs for what users configure; they import it, as the table says."""
 DOORS = {
     "files.reload.ReloadingMiddleware",  # the class that `from_file` stands for, imported when it is used
-    "findings.inspection.Inspection",
-    "findings.report.Finding",
-    "findings.report.Findings",
-    "findings.requests.look_at_endpoint",
 }
 """All that the library imports of the rooms beside it: what a request does not need is not read with it."""
 WITHOUT_CIRCLES = ["core", "windows"]

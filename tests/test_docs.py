@@ -28,7 +28,7 @@ import slidegate.core
 import slidegate.events
 import slidegate.testing
 from slidegate import RateLimitMiddleware
-from slidegate.findings.report import CODES
+from slidegate.findings import CODES
 from slidegate.ops.cli.check import CODES as SUBJECTS
 
 from .pages.blocks import MARKED, SHELL, Block, blocks, varying

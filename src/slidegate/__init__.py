@@ -16,6 +16,7 @@ from .core.exceeded import RateLimitExceeded
 from .core.limit_texts import parse_limits
 from .core.limits import Limit
 from .core.quotas import Quota
+from .findings.inspection import Inspection as _Inspection
 from .limiter import Limiter
 from .limiter.sync import SyncLimiter
 from .networks.lists import Networks
@@ -28,9 +29,12 @@ from .web.clients import client_key
 from .web.endpoints import RateLimit, rate_limit_exceeded
 from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.middleware import RateLimitMiddleware
+from .web.policy import Policy as _Policy
 from .web.rules import Rule
 from .web.signals import strike
 from .web.websockets import MessageLimits
+
+_Policy.inspection_of = _Inspection
 
 __version__ = "0.1.0"
 __compiled__: bool = _compiled

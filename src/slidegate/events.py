@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .core.events import Event
-from .findings.report import Finding
 from .limiter.observers import KINDS, Observer, Outcome, Passed, Subscription
+from .web.finding import Finding
 
 __all__ = ["KINDS", "Event", "Finding", "Observer", "Outcome", "Passed", "Subscription"]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import ConfigurationError, quoted
-from ..findings.report import Finding
 from ..limiter import Limiter
 from ..web.broken import FailsAtStartup, fail_startup
+from ..web.finding import Finding
 from ..web.middleware import RateLimitMiddleware
 from ..web.policy import Policy
 from .config import ConfigReader

@@ -10,7 +10,8 @@ from starlette.types import Message, Scope, Send
 from ..web.client_ip import peer_of
 from ..web.policy import Policy
 from ..web.published import kind_of_key
-from ..web.visit import STARTS
+from ..web.rules import Rule
+from ..web.visit import STARTS, Visit
 from . import requests, routes, settings
 
 _MAX_NAMED: Final = 10
@@ -78,3 +79,15 @@ class Inspection:
             await send(message)
 
         return compare_first
+
+    def of_endpoint(self, visit: Visit, rule: Rule, scope: Scope) -> None:
+        """Look at one of the first requests at an endpoint with a limit.
+
+        Args:
+            visit: The request in its middleware.
+            rule: The limit at the endpoint.
+            scope: The request at its endpoint.
+        """
+        self._report(requests.about_peer_within(self._policy.address, peer_of(visit.scope), scope, visit.client.key))
+        if requests.counts_users(rule) and not requests.has_user(scope):
+            visit.effects = [*visit.effects, requests.LateUser(rule, scope)]

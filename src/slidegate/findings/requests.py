@@ -12,12 +12,12 @@ from ..core.addresses import address_key
 from ..core.errors import quoted
 from ..web.client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
 from ..web.clients import GONE, KEY
+from ..web.finding import Finding
 from ..web.keys import parts_of, person_of, user
 from ..web.plan import Effect
 from ..web.policy import Policy
 from ..web.rules import Rule
 from ..web.visit import Visit
-from .report import Finding
 
 _OF_PROXIES: Final = (b"x-forwarded-for", b"forwarded")
 _NAMING: Final = (
@@ -122,20 +122,6 @@ def about_user_within(scope: Scope) -> Iterator[Finding]:
             "addresses; add AuthenticationMiddleware outside, which is after this middleware, or write "
             "RateLimit(..., key=user) at endpoints",
         )
-
-
-def look_at_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
-    """Report what a request at an endpoint shows.
-
-    Args:
-        visit: The request in its middleware.
-        rule: The limit at the endpoint.
-        scope: The request at its endpoint.
-    """
-    policy: Policy = visit.policy
-    policy.findings.report(about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
-    if counts_users(rule) and not has_user(scope):
-        visit.effects = [*visit.effects, LateUser(rule, scope)]
 
 
 class LateUser(Effect):

@@ -15,12 +15,12 @@ from typing import Any, Final
 from ..core.errors import closest
 from ..web.decorators import has_lost_limit
 from ..web.examples import filled, filled_for_both
+from ..web.finding import Finding
 from ..web.policy import Policy
 from ..web.published import published_rules
 from ..web.routes import added_middlewares, attribute_of, is_by_path, layers, mounted_routes, reach_path, routes_of
 from ..web.rule_set import RuleSet, is_ended, method_of
 from ..web.rules import Rule
-from .report import Finding
 
 _RESTS: Final = ("", "~", "~/~/~/~/~/~/~/~")
 """Examples of a parameter with slashes."""

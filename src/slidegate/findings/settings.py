@@ -14,8 +14,8 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from ..limiter import Limiter
+from ..web.finding import Finding
 from ..web.routes import attribute_of
-from .report import Finding
 
 _WORKERS: Final = "WEB_CONCURRENCY"
 """The environment variable from which several servers read how many processes they start."""

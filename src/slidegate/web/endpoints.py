@@ -23,13 +23,12 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
-from ..findings.report import Finding
-from ..findings.requests import look_at_endpoint
 from .clients import KEY, visit_of
 from .decorators import decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
 from .endpoint_rule import EndpointOptions, EndpointRule, Place, check_options, rule_at, spelled
+from .finding import Finding
 from .keys import path_parameters
 from .plan import Plan
 from .policy import Policy
@@ -192,7 +191,7 @@ class RateLimit:
             return
         plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or self)
         if policy.findings.requests_left:
-            look_at_endpoint(visit, plan.met[0].bound.rule, scope)
+            policy.inspection.of_endpoint(visit, plan.met[0].bound.rule, scope)
         if plan.is_direct and not policy.signals.keyed:  # limits alone, as for most endpoints
             answer = policy.counting.hit_at_endpoint(visit, plan, scope)
             decision = answer if isinstance(answer, Decision) else await answer

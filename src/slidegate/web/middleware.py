@@ -20,14 +20,13 @@ from ..core.buckets import Bucket
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.networks import Networks
-from ..findings.inspection import Inspection
-from ..findings.report import Finding
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
 from .broken import FailsAtStartup, fail_startup
 from .client_ip import ClientAddress
 from .endpoint_limits import exempt_methods, limits_of_routes
+from .finding import Finding
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
@@ -153,7 +152,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.begin_with(Policy(app, **given), enabled)
         if limiter is None or self.policy.names.has_unnamed:  # it counts apart from others
             self.given = tuple(given.values())
-            self._inspection.of_building(self)
+            self.policy.inspection.of_building(self)
         self.limiter.engine.register(self)
         self.is_built = True
 
@@ -162,10 +161,9 @@ class RateLimitMiddleware(FailsAtStartup):
         self.policy = policy
         for file in policy.files:
             file.observe(self.limiter.engine.emit)
-        self._inspection = Inspection(policy)
         off_by = setting_that_switches_off(enabled)
         self.is_enabled = not off_by
-        self._inspection.of_settings(off_by)
+        self.policy.inspection.of_settings(off_by)
 
     from_file = _OfFiles()
     """The middleware that reads its options from a TOML file, and again when the file changes; see `_OfFiles`."""
@@ -319,18 +317,19 @@ class RateLimitMiddleware(FailsAtStartup):
         """Look at one of the first requests for findings; return its `send`, which looks at the response as well."""
         self._is_within = "starlette.exception_handlers" in scope
         if self.policy.findings.requests_left:
-            return self._inspection.of_request(scope, send)
-        self._decides = _REQUESTS
+            send = self.policy.inspection.of_request(scope, send)
+        else:
+            self._decides = _REQUESTS
         return send
 
     def check_rules(self) -> None:
         """Report the findings about the rules, where no application is known."""
-        self._inspection.of_rules()
+        self.policy.inspection.of_rules()
 
     def check_routes(self, routed_app: object) -> None:
         """Report the findings about routes; see `routed_app`."""
         self.routed_app = routed_app
-        self._inspection.of_routes(self.app, routed_app)
+        self.policy.inspection.of_routes(self.app, routed_app)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what is not decided: a lifespan, or a request while the middleware is switched off."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any, ClassVar
 
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.errors import ConfigurationError
 from ..core.networks import Networks
-from ..findings.report import Findings
 from ..limiter import Limiter
 from .blocklist import Blocklist
 from .callbacks import UserCallbacks
@@ -17,6 +17,7 @@ from .client_ip import ClientAddress, client_ip
 from .clients import AnyClients, Clients, ClientsBehindProxies, FollowedFile, FollowingClients, KeyedClients
 from .counting import Counting
 from .effects import Report, effects_of
+from .finding import Findings
 from .headers import Headers, HeaderStyles
 from .keys import Key, KeyFunction
 from .refusals import OnRefused, Refusals
@@ -56,7 +57,11 @@ class Policy:
         guard: Stands between application and server when a handshake ends.
         files: The files behind the lists and the networks.
         findings: Probable mistakes, found at start-up or in the first requests.
+        inspection: Looks for them, see `findings.inspection`.
     """
+
+    inspection_of: ClassVar[Any]
+    """Makes the inspection of a policy: what looks for mistakes stands above what decides requests."""
 
     def __init__(
         self,
@@ -117,6 +122,7 @@ class Policy:
             self.messages = Bucket(self.names.unique("messages:"), messages.limits)
         self.guard = partial(guard, engine=engine, signals=signals, bucket=self.messages)
         self.findings = Findings()
+        self.inspection = self.inspection_of(self)
 
     def begin_anew(self) -> None:
         """Render and plan everything anew, because amounts have changed."""

@@ -7,11 +7,6 @@ from typing import Final, NamedTuple
 
 from ..core.logs import logger
 
-CODES: Final = (
-    *("SG102", "SG103", "SG104", "SG109", "SG110", "SG123", "SG126", "SG131", "SG132"),
-    *("SG133", "SG134", "SG136", "SG137", "SG138", "SG139", "SG140", "SG142", "SG143"),
-)
-"""Every code, in the order of the page of findings."""
 REQUESTS_CHECKED: Final = 1_000
 """The number of requests that are checked."""
 
