@@ -95,7 +95,12 @@ class ServerLine:
         """Take a connection from the pool that has not ended."""
         for _ in range(2):  # the event loop reads what has come: it may be the end of the connection
             await asyncio.sleep(0)
-        connection = self._connection = await self._pool.get_connection()
+        try:
+            connection = self._connection = await self._pool.get_connection()
+        except BaseException:
+            with suppress(Exception):  # of a class of the user's
+                await self._pool.disconnect()  # one that is half open would answer what was asked when it was opened
+            raise
         connection.socket_timeout = None  # redis-py would start a task to watch each write
         connection.register_connect_callback(self._connected)
         try:
