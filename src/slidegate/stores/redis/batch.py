@@ -71,8 +71,6 @@ HALVED_FROM: Final = 33
 answers to one half, the server decides the other. With 64 at once that is 1.5 times as many requests a second."""
 RENEWED_AT_ONCE: Final = 64
 """How many rows of permits are renewed at once, so that requests of clients are sent in between."""
-SCANNED: Final = 500
-"""How many keys a server looks at in one call that searches for names."""
 SPLIT_S: Final = 1.0
 """How long the slot of a store is thought to be on its way after it was seen there."""
 
@@ -367,32 +365,6 @@ class Batcher:
         """Ask for news with the next call; the answer comes after them."""
         self._wants_news = True
         return self.server_us()
-
-    async def scan(self, cursor: int, pattern: bytes) -> tuple[int, list[bytes]]:
-        """Return the next cursor, 0 at the end, and some of the names that match a pattern.
-
-        This is no part of the script, which touches only keys that it declares.
-
-        Raises:
-            StoreError: Redis does not answer.
-        """
-        await self.server_us()  # over the line, which there is from then on
-        if self._line is None or self.parts.is_closed:
-            raise StoreUnavailable(CLOSED)
-        search = self.loop.create_task(self._line.ask("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED))
-        self._tasks.add(search)
-        search.add_done_callback(self._tasks.discard)
-        search.add_done_callback(_retrieve_exception)
-        try:
-            # It goes on when its caller is cancelled, as requests do: others wait for the connection.
-            following, names = await asyncio.shield(search)
-            return int(following), names
-        except BaseException as error:
-            if self.parts.is_closed:
-                raise StoreUnavailable(CLOSED) from error
-            if not isinstance(error, Exception):
-                raise
-            raise store_error(error) from error
 
     async def renew_permits(self) -> None:
         """Renew the permits of the loop.

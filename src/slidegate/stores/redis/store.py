@@ -249,13 +249,13 @@ class RedisStore(Store):
 
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
-        cursor, has_forgotten = 0, False
+        cursor, has_forgotten = b"0", False
         self.parts.held.drop()
         while True:
-            cursor, names = await self.batcher().scan(cursor, self.parts.packing.windows + b"*")
+            cursor, names = await self.batcher().command((), b"names", cursor, self.parts.packing.windows + b"*")
             async for some in in_steps(names, RESET_AT_ONCE):
                 has_forgotten |= await self.batcher().command(some, b"reset") > 0
-            if cursor == 0:
+            if cursor == b"0":
                 break
         self.parts.held.drop()
         return has_forgotten

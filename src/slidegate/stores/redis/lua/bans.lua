@@ -50,6 +50,12 @@ local function define_commands()
     return (rows_in_force(key_at(1)))
   end
 
+  -- Return the next cursor, "0" at the end, and some of the names of hashes that match a pattern. It looks at 500 keys, which
+  -- takes less than a millisecond.
+  function commands.names(cursor, pattern)
+    return redis.call("SCAN", cursor, "MATCH", pattern, "COUNT", 500)
+  end
+
   -- Reset the windows in a hash, but not the permits; return whether any had units that have not left, as 1 or 0.
   local function reset(name)
     local found, fields = 0, redis.call("HGETALL", name)
