@@ -280,20 +280,6 @@ class HeldAnswers:
 
     # -- refunds -----------------------------------------------------------------------------------------------------
 
-    def give_back(self, reservations: Sequence[Reservation]) -> bool:
-        """Return a refunded hit to its lease; False if that has ended, or has no units left.
-
-        Near the limit it has none, so that Redis and others learn of the refund.
-        """
-        lease = self.answers.get(tuple([one.check for one in reservations]))
-        if lease is None or not lease.units or self._time.local_us() >= lease.until_us:
-            return False
-        hit = charges_of(lease.decision, 1)
-        if [(one.marks, one.units) for one in reservations] != [(one.marks, one.units) for one in hit]:
-            return False
-        lease.units.append(None)
-        return True
-
     def refund_rest(self, lease: Answer, refund: Refund) -> None:
         """Refund what is left of a lease."""
         lease.cleared.clear()

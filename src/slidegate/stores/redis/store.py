@@ -226,8 +226,6 @@ class RedisStore(Store):
         """
         if not reservations:
             return False
-        if self.leases_units and self.parts.held.give_back(reservations):
-            return True
         holders, here = {one.holder for one in reservations}, self.batcher()
         for batcher in list(self._batchers.values()):
             if batcher.permits in holders and batcher is not here and batcher.loop.is_running():
