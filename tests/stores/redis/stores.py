@@ -3,11 +3,11 @@
 import asyncio
 import itertools
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from math import inf
 from struct import unpack_from
 from typing import Any, Final
 
@@ -88,7 +88,7 @@ async def all_connected(store: RedisStore) -> None:
     async with asyncio.timeout(PLENTY_S):
         while len(store.batcher()._idle) < DEPTH:
             await asyncio.gather(*(hit(store, "warm", cost=0) for _ in range(DEPTH * MAX_IN_CALL)))
-    store.batcher()._news_ns = inf
+    store.parts.polled.due_ns = sys.maxsize
 
 
 async def eventually(holds: Callable[[], object], bound_s: float = PLENTY_S) -> None:

@@ -570,7 +570,7 @@ def packed(value: Any) -> bytes:
 
 
 KNOWN: Final = {
-    b"news": packed([bytes(8), [0, b"life", b"", b"", [], b""]]),  # what there is: no bans
+    b"poll": packed([bytes(8), [0, b"life", b"", b"", [], b""]]),  # what there is: no bans
     b"CLIENT": b"+OK\r\n",
 }
 
@@ -585,7 +585,7 @@ async def server_that_says(reply: Callable[[list[bytes]], bytes]) -> AsyncIterat
             while data := await reader.read(65_536):
                 commands.feed(data)
                 while (command := commands.gets()) is not False:
-                    name = b"news" if b"news" in command else command[0].upper()
+                    name = b"poll" if b"poll" in command else command[0].upper()
                     writer.write(KNOWN.get(name) or reply(command))
         writer.close()
 
@@ -786,7 +786,7 @@ async def test_closing_tells_all(kind: str, server: RedisServer, cluster: RedisC
             proxy.delay_s = rng.choice([0.0, 0.002])
             if rng.random() < 0.7:
                 await store.hit(CHECKS)
-            await other.bans.ban(f"user:{rng.random()}", 10_000_000, "", "ann")  # news for the store
+            await other.bans.ban(f"user:{rng.random()}", 10_000_000, "", "ann")  # to be polled
             calls = [asyncio.create_task(outcome(partial(rng.choice([*METHODS.values()]), store))) for _ in range(20)]
             await asyncio.sleep(rng.choice([0.0, 0.0, rng.random() * 0.01]))
             await store.close()

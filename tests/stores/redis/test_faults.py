@@ -27,7 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError, parse_limits
 from slidegate.core import Bucket, Event, Reason, StoreUnavailable, parse_address
 from slidegate.limiter import breaker, failover
-from slidegate.stores.redis import RedisStore, batch, held, line
+from slidegate.stores.redis import RedisStore, held, line, poll
 from slidegate.testing import RecordingObserver
 
 from ...asgi import call, hello
@@ -618,7 +618,7 @@ async def test_requests_of_one_turn_are_decided_while_their_keys_are_on_two_node
                 moved = owner.command("KEYS", f"{{{store._prefix}}}{first}")
                 for name in moved[: len(keys) // 2]:
                     owner.command("MIGRATE", "127.0.0.1", target.port, name, 0, 5_000)
-                await asyncio.sleep(batch.NEWS_NS / 1e9)  # so that news are due
+                await asyncio.sleep(poll.POLL_NS / 1e9)  # so that a poll is due
                 assert (await hit(store, keys[0], "10/hour", 0)).remaining == 9
                 for spent in (2, 3):
                     answers = await asyncio.gather(*(hit(store, key, "10/hour") for key in [*keys, "new"]))

@@ -14,7 +14,7 @@ import pytest
 
 from slidegate import Decision, Limit, Quota, StoreError
 from slidegate.core import BanSubject, Bucket, Check, Concurrency, Reason, parse_address
-from slidegate.stores.redis import RedisStore, batch
+from slidegate.stores.redis import RedisStore, poll
 from slidegate.stores.redis.held import FEW, Answer, HeldAnswers
 from slidegate.stores.redis.line import KeysApart
 from slidegate.stores.redis.protocol import StoreTime, real_monotonic_us
@@ -343,10 +343,10 @@ async def test_a_ban_by_another_worker_takes_effect_within_a_second(
         assert (await settle(one.hit(ANN, subjects))).reason is Reason.BANNED
 
 
-async def test_a_ban_of_a_network_takes_effect_with_the_news_however_young_the_lease_is(
+async def test_a_ban_of_a_network_takes_effect_with_the_poll_however_young_the_lease_is(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "NEWS_NS", 200_000_000)
+    monkeypatch.setattr(poll, "POLL_NS", 200_000_000)
     subjects = (parse_address("192.0.2.9"), "192.0.2.9")
     async with leasing(server, 2) as (one, other):
         decisions = await leased(one, ANN, subjects)
@@ -357,10 +357,10 @@ async def test_a_ban_of_a_network_takes_effect_with_the_news_however_young_the_l
         assert await used(other) <= len(decisions) + left(one), "what was charged before the ban was known is refunded"
 
 
-async def test_units_that_come_with_news_of_a_ban_are_refunded(
+async def test_units_that_come_with_a_ban_that_is_polled_are_refunded(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "NEWS_NS", 200_000_000)
+    monkeypatch.setattr(poll, "POLL_NS", 200_000_000)
     subjects = (parse_address("192.0.2.9"), "192.0.2.9")
     async with leasing(server, 2) as (one, other):
         many = 100
@@ -388,20 +388,18 @@ async def test_a_lease_is_spent_only_by_those_whom_redis_has_cleared_under_it(se
         assert not all(asked)
 
 
-async def test_news_that_could_not_be_had_make_no_lease_fresh(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where the keys of the news are on another node for a while."""
+async def test_a_poll_that_fails_makes_no_lease_fresh(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the keys of all bans are on another node for a while."""
     async with leasing(server) as (store,):
         await leased(store)
         batcher, leases = store.batcher(), store.parts.held
         assert leases is not None
-        fresh_until_ns, ask = leases.fresh_until_ns, batcher._ask
-        monkeypatch.setattr(batcher, "_ask_news_from_ns", 0)
-        monkeypatch.setattr(batcher, "_ask", Mock(side_effect=KeysApart("apart")))
-        await batcher._hear_alone(batcher._line)
-        monkeypatch.setattr(batcher, "_ask", ask)
-        monkeypatch.setattr(batcher, "_wants_news", False)
+        fresh_until_ns, call = leases.fresh_until_ns, batcher._call
+        monkeypatch.setattr(store.parts.polled, "due_ns", 0)
+        monkeypatch.setattr(batcher, "_call", Mock(side_effect=KeysApart("apart")))
+        await batcher._poll_alone(batcher._line)
+        monkeypatch.setattr(batcher, "_call", call)
+        monkeypatch.setattr(batcher, "_wants_poll", False)
         await settle(store.peek(ANN))
         assert leases.fresh_until_ns == fresh_until_ns
 
@@ -447,12 +445,12 @@ async def test_a_charge_ends_leases(server: RedisServer) -> None:
         assert not (await hit(store, limits=MINUTES)).allowed
 
 
-async def test_when_redis_has_lost_its_data_leases_end_with_the_next_news(server: RedisServer, ahead: Ahead) -> None:
+async def test_when_redis_has_lost_its_data_leases_end_with_the_next_poll(server: RedisServer, ahead: Ahead) -> None:
     async with leasing(server) as (store,):
         await leased(store)
         server.command("FLUSHALL")
         assert not await asks(store), "nobody has said so yet"
-        await store.batcher().hear()
+        await store.batcher().poll()
         assert left(store) == 0
         assert await asks(store)
         await asyncio.sleep(0.05)
@@ -485,15 +483,15 @@ async def test_nothing_is_spent_after_a_restart_once_a_call_has_failed(is_saved:
             if is_saved:
                 server.command("SAVE")
             await leased(store)
-            life = store.parts.news.life
+            life = store.parts.polled.life
             server.kill()
             server.start()
             while left(store):
                 with suppress(StoreError):
                     await hit(store, "eve", "6000/minute @11")
             assert await asks(store)
-            await store.batcher().hear()
-            assert (store.parts.news.life == life) is is_saved
+            await store.batcher().poll()
+            assert (store.parts.polled.life == life) is is_saved
             await asyncio.sleep(0.05)
             assert await used(store) == 1, "and nothing of what was lost is refunded"
 

@@ -19,7 +19,7 @@ import redis.asyncio
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, Quota, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable, parse_address
-from slidegate.stores.redis import RedisStore, batch
+from slidegate.stores.redis import RedisStore, poll
 from slidegate.stores.redis import held as held_answers
 from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL, Command
 from slidegate.stores.redis.held import HeldAnswers
@@ -271,10 +271,10 @@ async def test_strikes_share_calls_and_a_ban_is_one_call_more(store: RedisStore,
 
 @pytest.mark.parametrize("banned", ["192.0.2.0/24", "192.0.2.9"])
 @pytest.mark.parametrize("running", ["server", "cluster"])
-async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as_they_hear_of_it(
+async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as_they_poll(
     running: str, banned: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "NEWS_NS", 100_000_000)
+    monkeypatch.setattr(poll, "POLL_NS", 100_000_000)
     monkeypatch.setattr(held_answers, "TRUST_US", 100_000)
     plenty = bucket("100000/minute")
     asked = ((plenty, "192.0.2.9", 1),), (parse_address("192.0.2.9"),)
@@ -305,7 +305,7 @@ async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as
 async def test_no_request_of_an_idle_worker_is_decided_by_what_it_knew_before(
     running: str, request: pytest.FixtureRequest, ahead: Ahead
 ) -> None:
-    """More requests at once than two calls take: the news go in front of them, and cost no call of their own."""
+    """More requests at once than two calls take: the poll goes in front of them, and costs no call of its own."""
     many, plenty, address = 200, bucket("1000/hour"), parse_address("192.0.2.9")
     deployment = request.getfixturevalue(running)
     async with workers_at(deployment, 2) as (operator, idle):
@@ -332,8 +332,6 @@ async def test_no_request_of_an_idle_worker_is_decided_by_what_it_knew_before(
 async def test_an_idle_worker_sends_nothing_and_one_with_few_requests_nothing_beside_them(
     store: RedisStore, server: RedisServer, ahead: Ahead
 ) -> None:
-    store.batcher()._news_ns = 0
-
     async def rest() -> None:
         for _ in range(20):
             ahead.by_s += 0.5
@@ -757,7 +755,7 @@ def test_refusals_of_threads_are_known_unless_one_of_them_resets_all_keys() -> N
 
 def test_each_constant_of_the_script_is_its_value_and_no_name_is_left_without_one() -> None:
     """A name that stands for nothing is nil in Lua, and a second value of a name would be that of the first, too."""
-    parts = [part.read_text() for part in Path(batch.__file__).with_name("lua").glob("*.lua")]
+    parts = [part.read_text() for part in Path(poll.__file__).with_name("lua").glob("*.lua")]
     named = [name for part in parts for name in re.findall(r"^ *local ([A-Z][A-Z_]+) =", part, re.MULTILINE)]
     assert len(named) > 30
     assert sorted(named) == sorted(set(named))

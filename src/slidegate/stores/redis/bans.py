@@ -3,7 +3,7 @@
 The ban of a key is beside its windows, see ``lua/banned.lua``, and the windows script reads the bans of a request's
 keys when it decides the request. Strikes are charged by the same script, to windows of their own. Only when one is
 full, a second call puts the ban, unless another worker was faster. A sorted set of all banned keys, by end, counts and
-lists the bans. The bans of networks are in the `news`.
+lists the bans. The bans of networks are what a worker polls, see `poll`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RedisBans(BanStore):
         self._packing = parts.packing
         self._time = parts.time
         self._held = parts.held
-        self._news = parts.news
+        self._polled = parts.polled
         self._batcher = batcher
         self._tell = tell
         self._max_bans = max_bans
@@ -84,8 +84,8 @@ class RedisBans(BanStore):
     async def find(self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S) -> Ban | None:
         """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
         keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
-        _, own = await asyncio.gather(self._batcher().hear(), self._of_keys(keys))  # in one call
-        return longest([*own, *self._news.of_networks(subjects)])
+        _, own = await asyncio.gather(self._batcher().poll(), self._of_keys(keys))  # in one call
+        return longest([*own, *self._polled.of_networks(subjects)])
 
     async def strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, deadline_s: float = COMMAND_DEADLINE_S
@@ -95,9 +95,9 @@ class RedisBans(BanStore):
         If the connection breaks, the strikes may be lost.
         """
         batcher = self._batcher()
-        if not self._news.life:  # nothing is known of networks yet
-            await batcher.hear()
-        if self._news.of_networks((key,)):
+        if not self._polled.life:  # nothing is known of networks yet
+            await batcher.poll()
+        if self._polled.of_networks((key,)):
             return None
 
         def read(answer: Any, now_us: int) -> _DueBan | None:
@@ -123,7 +123,7 @@ class RedisBans(BanStore):
             row = pack_ban(made)
         fields = strikes_field(policy), level_field(policy)
         args = key.encode(), row, *fields, before, pack_level(after), self._max_bans
-        names = *self._news.names, *self._packing.names_of(key)
+        names = *self._polled.names, *self._packing.names_of(key)
         result = await self._batcher().command(names, b"put_next", *args)
         if result == _FULL and self._throttle.left_out("bans_full", real_monotonic_us()) is not None:
             self._tell(bans_full(self._max_bans, key))
@@ -151,7 +151,7 @@ class RedisBans(BanStore):
 
     async def unban(self, key: str, by: str) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""
-        names = *self._news.names, *self._packing.names_of(key)
+        names = *self._polled.names, *self._packing.names_of(key)
 
         def read(answer: Any, now_us: int) -> tuple[Ban | None, bool, bool]:
             own, network, remembered = answer
@@ -162,20 +162,20 @@ class RedisBans(BanStore):
         ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)
         self._held.change()
         if was_network:
-            await self._batcher().hear()
+            await self._batcher().poll()
         if ban is not None:
             self._tell(unbanned(ban, by))
         return bool(ban or was_remembered)
 
     async def pages(self) -> AsyncIterator[list[Ban]]:
         """See `BanStore`."""
-        await self._batcher().hear()
+        await self._batcher().poll()
         now_us = self._time.now_us()
-        yield [ban for ban in self._news.networks.bans.values() if not ban.is_over(now_us)]
+        yield [ban for ban in self._polled.networks.bans.values() if not ban.is_over(now_us)]
         seen: set[bytes] = set()  # a page may have keys of an earlier one again
         cursor = b"0"
         while True:
-            cursor, keys = await self._batcher().command(self._news.names, b"keys", cursor)
+            cursor, keys = await self._batcher().command(self._polled.names, b"keys", cursor)
             new = [key for key in keys if key not in seen]
             seen.update(new)
             async for some in in_steps(new, CHUNK):
@@ -185,7 +185,7 @@ class RedisBans(BanStore):
 
     def count(self) -> int:
         """Return how many banned keys Redis last reported: those in force, and some that have ended since."""
-        return self._news.ban_count
+        return self._polled.ban_count
 
     async def load(self, bans: Iterable[Ban]) -> int:
         """See `BanStore`."""
@@ -210,12 +210,12 @@ class RedisBans(BanStore):
         Raises:
             ConfigurationError: Too many networks are banned.
         """
-        names, now_us = [*self._news.names], self._time.now_us()
+        names, now_us = [*self._polled.names], self._time.now_us()
         args: list[bytes | int] = [os.urandom(8), int(replaces)]
         networks = {ban.key for ban in bans if ban.network() is not None}
         if networks:
-            await self._batcher().hear()
-            known = {key for key, ban in self._news.networks.bans.items() if not ban.is_over(now_us)}
+            await self._batcher().poll()
+            known = {key for key, ban in self._polled.networks.bans.items() if not ban.is_over(now_us)}
             if len(known | networks) > MAX_NETWORKS:
                 raise too_many_networks(min(networks - known))
         for ban in bans:
@@ -224,7 +224,7 @@ class RedisBans(BanStore):
         await self._batcher().command(names, b"put", *args)
         self._held.change()
         if networks:
-            await self._batcher().hear()
+            await self._batcher().poll()
 
     def _of_keys(self, keys: Iterable[str]) -> asyncio.Future[list[Ban]]:
         """Return the bans in force of some keys, read in one call: those that would refuse a question about them."""

@@ -4,9 +4,8 @@ Each event loop has a batcher. It has a line to Redis, see `line`, and for each 
 that sends what is queued, one call after another; when the queue is full, further requests fail. A request that is
 cancelled before it is sent is dropped; a hit that is admitted when nobody awaits it any more is refunded.
 
-Once a second, and so in the first call after a rest, the question for news goes in front of the requests, in the same
-call: no request is decided by older news. The first question of all goes alone, because what is not known to be there
-must not be written to.
+Once a second, and so in the first call after a rest, a poll goes in front of the requests, in the same call: no request
+is decided by what is older. The first poll goes alone, because what is not known to be there must not be written to.
 
 A task goes on when the request that it serves is cancelled, so that the next one finds the connection open; the
 limiter's circuit breaker decides when that is.
@@ -34,7 +33,7 @@ from ..leases import HeldPermits
 from ..shared import in_steps
 from .held import HeldAnswers, admitted_before, windows_of
 from .line import DEPTH, KeysApart, Line
-from .news import StoreNews
+from .poll import POLL_NS, Polled
 from .protocol import (
     BANNED,
     CHANGED,
@@ -62,8 +61,6 @@ from .question import Question
 
 _HEAD: Final = Struct("<q")
 """The server's time, and whether the call has stored anything."""
-NEWS_NS: Final = 1_000_000_000
-"""How old the news may be by which requests are decided: the bans of networks, and the identity of the data."""
 MAX_IN_CALL: Final = 64
 """A request takes the server about 10 us, and a call blocks its other clients."""
 HALVED_FROM: Final = 33
@@ -87,7 +84,7 @@ class Parts:
         script: The script.
         time: The clock.
         held: What the process answers by itself.
-        news: What Redis last said of bans of networks, and of the data.
+        polled: What Redis said last of bans of networks, and of the data.
         open_line: Opens the line of an event loop.
         lease_us: How long the permits of a dead process stay taken.
         max_waiting: The most requests of an event loop that may be queued.
@@ -100,7 +97,7 @@ class Parts:
     script: Script
     time: StoreTime
     held: HeldAnswers
-    news: StoreNews
+    polled: Polled
     open_line: Callable[[], Line]
     lease_us: int
     max_waiting: int
@@ -117,25 +114,25 @@ class Request:
     """What shares a script call with others.
 
     Attributes:
-        future: Receives the result, unless it is cancelled; None if nobody awaits it.
+        future: Receives the result, unless it is cancelled.
         has_permits: Whether it is about permits, so that its call waits for the answers to others that are, too.
     """
 
-    future: asyncio.Future[Any] | None
+    future: asyncio.Future[Any]
     has_permits: bool
 
     def is_awaited(self) -> bool:
         """Return whether anybody still awaits the result."""
-        return self.future is not None and not self.future.done()
+        return not self.future.done()
 
     def answer(self, result: Any) -> None:
         """Give the result to who still awaits it."""
-        if self.future is not None and not self.future.done():
+        if not self.future.done():
             self.future.set_result(result)
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the task that still awaits the result."""
-        if self.future is not None and not self.future.done():
+        if not self.future.done():
             self.future.set_exception(error)
 
 
@@ -198,7 +195,7 @@ class Asked(Request):
         packed. If the ban that made it a peek has been lifted since, it is asked again.
         """
         was_refused = bool(self.by_network)
-        if self.networks is not self.batcher.parts.news.networks:
+        if self.networks is not self.batcher.parts.polled.networks:
             self._look_at_networks()
             if was_refused and not self.by_network:  # the ban has been lifted
                 return False
@@ -239,10 +236,10 @@ class Asked(Request):
 
     def _look_at_networks(self) -> None:
         """Find the bans of networks that refuse the question, as this worker knows them now."""
-        news = self.batcher.parts.news
-        self.networks, self.by_network = news.networks, ()
+        polled = self.batcher.parts.polled
+        self.networks, self.by_network = polled.networks, ()
         if self.networks.bans and self.what != CHARGE:
-            self.by_network = news.of_networks(self.question.refusing)
+            self.by_network = polled.of_networks(self.question.refusing)
 
     def _decision(self, answer: Any, now_us: int) -> Decision:
         """Return the decision; of two bans the longer one refuses."""
@@ -265,7 +262,7 @@ class Asked(Request):
         return decision
 
 
-AnyRequest: TypeAlias = Command | Asked
+AnyRequest: TypeAlias = Command | Asked | Polled
 
 
 # -- the requests of an event loop -------------------------------------------------------------------------------------
@@ -298,11 +295,8 @@ class Batcher:
         """Until when a call has the keys of one request, because keys are on their way to another node of a cluster."""
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._ask_news_from_ns = 0
-        """From when on the next call asks for news (monotonic): they are too old then, or could not be had before."""
-        self._wants_news = False
-        """Whether the next call asks for news, however old they are."""
-        self._news = Command(None, has_permits=False, pack=parts.news.pack, read=parts.news.read)
+        self._wants_poll = False
+        """Whether the next call polls, however short ago the last one did."""
 
     def add(self, request: AnyRequest) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
@@ -361,9 +355,9 @@ class Batcher:
         """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
         self.refund(reservations).add_done_callback(_retrieve_exception)
 
-    def hear(self) -> asyncio.Future[int]:
-        """Ask for news with the next call; the answer comes after them."""
-        self._wants_news = True
+    def poll(self) -> asyncio.Future[int]:
+        """Poll with the next call; the result comes after what that says."""
+        self._wants_poll = True
         return self.server_us()
 
     async def renew_permits(self) -> None:
@@ -442,13 +436,13 @@ class Batcher:
         if self._queue:  # for another task
             self._wake()
         try:
-            if is_split or not self.parts.news.life:
-                await self._hear_alone(line)
+            if is_split or not self.parts.polled.life:
+                await self._poll_alone(line)
             if _have_permits(requests):
                 async with self._permits_lock:
-                    failed = await self._ask(line, requests)
+                    failed = await self._call(line, requests)
             else:
-                failed = await self._ask(line, requests)
+                failed = await self._call(line, requests)
         except BaseException as error:
             failed = self._handle_failure(requests, error, is_alone=is_split)
             if not isinstance(error, Exception):
@@ -494,74 +488,66 @@ class Batcher:
         while self._queue:
             self._queue.popleft().fail(error)
 
-    async def _hear_alone(self, line: Line) -> None:
-        """Ask for news in a call of their own, if they are due.
+    async def _poll_alone(self, line: Line) -> None:
+        """Poll in a call of its own, if that is due.
 
         Raises:
             StoreError: Nothing is known of the data: who is banned, or whether a store that only reads has any.
         """
-        life = self.parts.news.life
-        if life and not self._wants_news and monotonic_ns() < self._ask_news_from_ns:
+        polled = self.parts.polled
+        if polled.life and not self._wants_poll and monotonic_ns() < polled.due_ns:
             return
-        self._wants_news = True
+        self._wants_poll = True
         try:
-            failed = await self._ask(line, ())
+            failed = await self._call(line, ())
         except KeysApart:
-            if not life:
+            if not polled.life:
                 raise
-            failed = None
-        if failed is not None and not life:
+            polled.due_ns = monotonic_ns() + POLL_NS
+            return
+        if failed is not None and not polled.life:
             raise failed
-        self._ask_news_from_ns = monotonic_ns() + NEWS_NS
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, line: Line, requests: Sequence[AnyRequest]) -> StoreError | None:
-        """Make one script call, and deliver its answers; return an error of one of them."""
+    async def _call(self, line: Line, requests: Sequence[AnyRequest]) -> StoreError | None:
+        """Make one script call, in front of which a poll goes if it is due; return an error of one of its answers."""
         parts, sent_ns = self.parts, monotonic_ns()
-        asked, names, packed, more = self._packed(requests, sent_ns)
-        if not asked:
-            return None
-        keys = names or [parts.packing.meta]
-        args = len(keys), *keys, parts.time.for_script(), b"".join(packed), *more
-        try:
-            said = await line.ask("EVALSHA", parts.script.name, *args)
-        except ResponseError as error:
-            if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
-                raise
-            said = await line.ask("EVAL", parts.script.source, *args)  # it does not know the script, or forbids EVALSHA
-        return self._deliver(asked, said, sent_ns)
-
-    def _packed(
-        self, requests: Iterable[AnyRequest], now_ns: int
-    ) -> tuple[list[AnyRequest], list[bytes], list[bytes], list[bytes | int]]:
-        """Pack the requests that are still awaited, behind the question for news if it is due.
-
-        If one cannot be packed, only that one fails.
-
-        Returns:
-            The requests, their keys, their bytes, and their arguments.
-        """
+        if self._wants_poll or sent_ns >= parts.polled.due_ns:
+            self._wants_poll = False
+            requests = parts.polled, *requests
         asked: list[AnyRequest] = []
         names: list[bytes] = []
         packed: list[bytes] = []
         args: list[bytes | int] = []
-        if self._wants_news or now_ns >= self._ask_news_from_ns:
-            self._wants_news = False
-            requests = self._news, *requests
         for request in requests:
-            if not request.is_awaited() and request is not self._news:
-                continue
-            try:
-                one = request.pack()
-            except Exception as error:
-                request.fail(StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="request"))
-                continue
-            asked.append(request)
-            names += one.names
-            packed.append(one.request)
-            args += one.args
-        return asked, names, packed, args
+            one = self._packed(request)
+            if one is not None:
+                asked.append(request)
+                names += one.names
+                packed.append(one.request)
+                args += one.args
+        if not asked:
+            return None
+        keys = names or [parts.packing.meta]
+        sent = len(keys), *keys, parts.time.for_script(), b"".join(packed), *args
+        try:
+            said = await line.ask("EVALSHA", parts.script.name, *sent)
+        except ResponseError as error:
+            if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
+                raise
+            said = await line.ask("EVAL", parts.script.source, *sent)  # it does not know the script, or forbids EVALSHA
+        return self._deliver(asked, said, sent_ns)
+
+    def _packed(self, request: AnyRequest) -> Packed | None:
+        """Pack a request; None if nobody awaits it any more, or it cannot be packed and fails, while others go on."""
+        if not request.is_awaited():
+            return None
+        try:
+            return request.pack()
+        except Exception as error:
+            request.fail(StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="request"))
+            return None
 
     def _deliver(self, asked: Sequence[AnyRequest], said: Any, sent_ns: int) -> StoreError | None:
         """Give each request its answer or its error; return one of the errors, of the server if there is one.
@@ -578,20 +564,16 @@ class Batcher:
         parts.time.saw(now_us)
         if parts.leases:
             parts.held.see(now_us, sent_ns)
-        is_awaited = asked == [self._news]  # nobody awaits news, so an answer with news alone is never late
         failed: StoreError | None = None
         for request, answer in answered:
-            is_awaited = is_awaited or request.is_awaited()
             error = self._deliver_one(request, answer, now_us, sent_ns)
             if failed is None or failed.concerns == "request":
                 failed = error or failed
-        if not is_awaited:
-            for took in parts.late_observers:
-                took((monotonic_ns() - sent_ns) // 1_000)
         return failed
 
     def _deliver_one(self, request: AnyRequest, answer: Any, now_us: int, sent_ns: int) -> StoreError | None:
         """Give a request its answer or its error, and return the error; the others of its call get theirs."""
+        is_late = not request.is_awaited()
         try:
             if isinstance(answer, bytes) and answer[0] == FAILED:
                 raise refusal(answer[1:].decode(errors="replace"))
@@ -601,13 +583,13 @@ class Batcher:
             failed = error if isinstance(error, StoreError) else unexpected(answer, "request")
             request.fail(failed)
             return failed
-        if request is self._news:
-            self._ask_news_from_ns = sent_ns + NEWS_NS
-            self.parts.held.fresh_until_ns = max(self.parts.held.fresh_until_ns, self._ask_news_from_ns)
+        if is_late:
+            for took in self.parts.late_observers:
+                took((monotonic_ns() - sent_ns) // 1_000)
         return None
 
 
-def _have_permits(requests: Iterable[Request]) -> bool:
+def _have_permits(requests: Iterable[AnyRequest]) -> bool:
     """Return whether one of some requests is about permits."""
     for request in requests:
         if request.has_permits:

@@ -41,7 +41,7 @@ from .protocol import StoreTime, real_monotonic_us
 from .question import Question
 
 TRUST_US: Final = 1_000_000
-"""The longest time for which an answer is used, and how old the news may be by which a lease is spent."""
+"""The longest time for which an answer is used, and how old the last poll may be when a lease is spent."""
 FEW: Final = 4
 """Units are charged ahead for a question that was asked so often under a lease, or twice as often under the last."""
 MOST_AHEAD: Final = 65_535
@@ -104,7 +104,7 @@ class HeldAnswers:
 
     Attributes:
         answers: By the checks of a question; refusals by bans by the question, which is that of one client.
-        fresh_until_ns: Until when bans of networks are as the news say (monotonic).
+        fresh_until_ns: Until when the bans of networks are as they were polled (monotonic).
     """
 
     def __init__(self, time: StoreTime) -> None:

@@ -9,10 +9,10 @@ on a cluster alike::
     store -> held
           -> batch -> protocol -> line -> Redis -> lua/
                ^                   |
-               +--- held, news <---+
+               +--- held, poll <---+
 
 Each event loop has a `batch`, which packs requests as `protocol` says, and sends them over a `line`, a connection of
-redis-py's that `clients` makes. `held` and `news` are what a worker remembers of the answers. `urls` parses addresses.
+redis-py's that `clients` makes. `held` and `poll` are what a worker remembers of the answers. `urls` parses addresses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .batch import Batcher, Parts
 from .clients import OwnClients
 from .held import HeldAnswers, windows_of
 from .line import open_line
-from .news import StoreNews
+from .poll import Polled
 from .protocol import CHARGE, CLOSED, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime
 from .question import Question
 from .rows import RedisRows
@@ -121,7 +121,7 @@ class RedisStore(Store):
             script=script,
             time=time,
             held=held,
-            news=StoreNews(packing, time, held, self.observers.tell, begins=create),
+            polled=Polled(packing, time, held, self.observers.tell, begins=create),
             open_line=partial(open_line, OwnClients(given, timeout_s), packing.meta, held.drop),
             lease_us=permit_lease_us(permit_lease),
             max_waiting=max_waiting,
@@ -174,7 +174,7 @@ class RedisStore(Store):
             self._questions.clear()
 
     async def connect(self) -> None:
-        """Connect the running event loop, and ask for news; if that fails, the first question tries it again."""
+        """Connect the running event loop, and poll; if that fails, the first question tries it again."""
         with suppress(StoreError):
             await self.batcher().server_us()
 

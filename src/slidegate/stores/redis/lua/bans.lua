@@ -248,7 +248,7 @@ local function define_commands()
   -- the version of the network list; the networks with their bans if the version is not `known`; and how the worker before has
   -- made names. If the data has no identity, it becomes `begins`, unless that is "", as for a tool; `naming` is that of others
   -- from now on, unless a tool asks.
-  function commands.news(begins, asks_memory, known, naming)
+  function commands.poll(begins, asks_memory, known, naming)
     local known_here = redis.call("HMGET", key_at(META), "networks", "life", "naming")
     local version, life = known_here[1] or "", known_here[2] or ""
     if life == "" and begins ~= "" then

@@ -1,10 +1,10 @@
-"""What a worker has to know besides its own requests, as Redis last said: the news, asked for once a second.
+"""What a worker has to know besides its own requests. It polls Redis for that once a second.
 
 The bans of networks are a short list, of which every worker keeps a copy. It reads the list again when Redis reports
 another version of it.
 
-The news have the identity of the data, called its life. It changes when Redis has lost its data; a worker then reports
-how many bans it knew of. Once a minute they say whether Redis evicts keys, and so limits and bans.
+The data has an identity, called its life. It changes when Redis has lost its data; a worker then reports how many bans
+it knew of. Once a minute a poll asks whether Redis evicts keys, and so limits and bans.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from ...core.events import Event
 from .held import HeldAnswers
 from .protocol import Packed, Packing, StoreTime, command, real_monotonic_us, unpack_ban
 
+POLL_NS: Final = 1_000_000_000
+"""How old the last poll may be when a request is decided."""
 LOOK_EVERY_US: Final = 60_000_000
 """How often to look whether Redis evicts keys: somebody may change that while it runs."""
 
 
-class StoreNews:
-    """The news of a store, of all its event loops.
+class Polled:
+    """What Redis said last, and the request that asks for it; see `Request`. All event loops of a store share it.
 
     Args:
-        packing: Packs the question for news.
+        packing: Packs the request.
         time: The clock of the store.
         held: What the process answers by itself: all ends where the bans of networks change, or data is lost.
         tell: Emits an event.
@@ -39,7 +41,10 @@ class StoreNews:
         networks: The bans of networks.
         life: The identity of the data; empty until Redis has said it.
         ban_count: The number of bans, some of which may have ended since.
+        due_ns: From when on calls poll (monotonic).
     """
+
+    has_permits = False
 
     def __init__(
         self, packing: Packing, time: StoreTime, held: HeldAnswers, tell: Callable[[Event], None], *, begins: bool
@@ -53,6 +58,7 @@ class StoreNews:
         self.networks = BannedNetworks()
         self.life = b""
         self.ban_count = 0
+        self.due_ns = 0
         self._version = b"?"  # of the networks; none has this one, so that they are read first
         self._unpacked: dict[bytes, Ban] = {}
         self._next_look_us = 0
@@ -71,8 +77,12 @@ class StoreNews:
         now_us = self._time.now_us()
         return [ban for ban in found if not ban.is_over(now_us)]
 
+    def is_awaited(self) -> bool:
+        """Return True: without this no request may be decided."""
+        return True
+
     def pack(self) -> Packed:
-        """Pack the question for news."""
+        """Pack the request."""
         life_if_none = b""
         if self._begins:
             life_if_none = os.urandom(8).hex().encode()
@@ -80,10 +90,10 @@ class StoreNews:
         looks = not self.life or now_us >= self._next_look_us
         if looks:
             self._next_look_us = now_us + LOOK_EVERY_US
-        return command(self.names, b"news", life_if_none, int(looks), self._version, self._packing.naming)
+        return command(self.names, b"poll", life_if_none, int(looks), self._version, self._packing.naming)
 
-    def read(self, answer: Sequence[Any], now_us: int) -> None:
-        """Take in the answer.
+    def deliver(self, answer: Sequence[Any], now_us: int, sent_ns: int) -> bool:
+        """Take in the answer; return True, because it is not asked again.
 
         Raises:
             StoreUnavailable: This is a tool, and Redis has no slidegate data, or workers that make other names.
@@ -92,7 +102,7 @@ class StoreNews:
         before = self.life
         if life != before:
             self._held.drop()
-        # Unknown until the data is checked: after an error the next call asks for the news first.
+        # Unknown until the data is checked: after an error the next call polls first.
         self.life = b""
         if not self._begins:
             self._check_data(life, naming)
@@ -108,6 +118,11 @@ class StoreNews:
             self._take_networks(rows[1::2])
             self._version = version
             self._held.change()
+        self.due_ns = self._held.fresh_until_ns = sent_ns + POLL_NS
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Do nothing: the next call polls again."""
 
     def _check_data(self, life: bytes, naming: bytes) -> None:
         """Check that there is data of workers, whose names of keys this store would make, too."""
