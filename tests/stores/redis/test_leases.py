@@ -397,7 +397,7 @@ async def test_a_poll_that_fails_makes_no_lease_fresh(server: RedisServer, monke
         fresh_until_ns, call = leases.fresh_until_ns, batcher._call
         monkeypatch.setattr(store.parts.polled, "due_ns", 0)
         monkeypatch.setattr(batcher, "_call", Mock(side_effect=KeysApart("apart")))
-        await batcher._poll_alone(batcher._line)
+        await batcher._poll_alone(Mock())
         monkeypatch.setattr(batcher, "_call", call)
         monkeypatch.setattr(batcher, "_wants_poll", False)
         await settle(store.peek(ANN))

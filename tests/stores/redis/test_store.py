@@ -776,7 +776,7 @@ async def test_of_several_errors_in_a_call_that_of_the_server_counts(server: Red
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in range(2)]
         for future in futures:
-            asked.append(Command(future, has_permits=False, pack=Mock(), read=Mock()))
+            asked.append(Command(future, False, Mock(), Mock()))
         said = [bytes(8), b"\xffREADONLY You can't write against a read only replica.", b"\xffWRONGTYPE a list"]
         failed = batcher._deliver(asked, said, monotonic_ns())
         assert failed is not None

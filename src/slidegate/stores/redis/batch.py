@@ -14,6 +14,7 @@ limiter's circuit breaker decides when that is.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,40 +25,28 @@ from typing import Any, Final, TypeAlias
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from ...core.bans.ban import Ban, longest
-from ...core.bans.networks import BannedNetworks
-from ...core.decision import Decision, Reason, refused_by_ban
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from ..shared import in_steps
-from .held import HeldAnswers, admitted_before, windows_of
+from .held import HeldAnswers, windows_of
 from .line import DEPTH, KeysApart, Line
 from .poll import POLL_NS, Polled
 from .protocol import (
-    BANNED,
     CHANGED,
-    CHARGE,
     CLOSED,
     FAILED,
-    HIT,
-    OK,
     PEEK,
-    UNSETTLED,
     Packed,
     Packing,
     Script,
     StoreTime,
     command,
-    decision_of,
-    leased_of,
     refusal,
     renewal,
     store_error,
     unexpected,
-    unpack_ban,
 )
-from .question import Question
 
 _HEAD: Final = Struct("<q")
 """The server's time, and whether the call has stored anything."""
@@ -110,7 +99,7 @@ class Parts:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class Request(ABC):
     """What shares a script call with others.
 
     Attributes:
@@ -120,6 +109,20 @@ class Request:
 
     future: asyncio.Future[Any]
     has_permits: bool
+
+    @abstractmethod
+    def pack(self) -> Packed:
+        """Pack it; called when it is sent."""
+
+    @abstractmethod
+    def deliver(self, answer: Any, now_us: int, sent_ns: int) -> bool:
+        """Give the result to who awaits it; return False if it has to be asked again.
+
+        Args:
+            answer: The answer of the script, which is no failure.
+            now_us: The server's time.
+            sent_ns: When it was sent (monotonic).
+        """
 
     def is_awaited(self) -> bool:
         """Return whether anybody still awaits the result."""
@@ -138,138 +141,31 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Command(Request):
-    """A request that no ban refuses.
+    """A request whose answer is the result, perhaps after it was read.
 
     Attributes:
-        pack: Returns the packed request; called when it is sent.
+        packer: Packs it.
         read: Returns the result; an exception is raised in the task that awaits the request.
     """
 
-    pack: Callable[[], Packed]
+    packer: Callable[[], Packed]
     read: Read
 
+    def pack(self) -> Packed:
+        """See `Request`."""
+        return self.packer()
+
     def deliver(self, answer: Any, now_us: int, sent_ns: int) -> bool:
-        """Give the result to who awaits it; return True, because no command is asked again."""
+        """See `Request`."""
         self.answer(self.read(answer, now_us))
         return True
 
 
-@dataclass(slots=True, eq=False)
-class Asked(Request):
-    """A hit, a peek or a charge.
-
-    Attributes:
-        batcher: Whose it is.
-        what: The operation.
-        question: What is asked; no ban refuses a charge.
-        networks: The bans of networks by which it was packed, as all that follows.
-        by_network: Those of them that refuse it.
-    """
-
-    batcher: Batcher
-    what: int
-    question: Question
-    networks: BannedNetworks = field(init=False)
-    by_network: Sequence[Ban] = field(init=False)
-
-    def pack(self) -> Packed:
-        """See `Command`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
-        question, batcher, parts = self.question, self.batcher, self.batcher.parts
-        self._look_at_networks()
-        if self.what == HIT and not self.by_network:
-            packed = question.pack(parts.packing, batcher.permits)
-            if not question.may_lease:
-                return packed
-            ahead = 0
-            if question.note_asked(monotonic_ns()):
-                ahead = parts.held.ahead(question, batcher.refund_in_background)
-            return Packed(packed.names, packed.request, (ahead,))
-        if self.what == CHARGE:
-            return parts.packing.question(CHARGE, question.checks, (), batcher.permits)
-        return parts.packing.question(PEEK, question.checks, question.refusing, batcher.permits)
-
-    def deliver(self, answer: Any, now_us: int, sent_ns: int) -> bool:
-        """Give the decision to who awaits it; return False if the question has to be asked again.
-
-        A hit that was charged is refunded if nobody awaits it any more, or if a network has been banned since it was
-        packed. If the ban that made it a peek has been lifted since, it is asked again.
-        """
-        was_refused = bool(self.by_network)
-        if self.networks is not self.batcher.parts.polled.networks:
-            self._look_at_networks()
-            if was_refused and not self.by_network:  # the ban has been lifted
-                return False
-        is_hit = self.what == HIT and not was_refused and answer[0] == OK
-        if is_hit and self.by_network:  # banned by now
-            self._admit(answer, now_us, sent_ns, is_awaited=False)
-            is_hit = False
-        if is_hit:
-            self.answer(self._admit(answer, now_us, sent_ns, is_awaited=self.is_awaited()))
-            return True
-        decision = self._decision(answer, now_us)
-        held = self.batcher.parts.held
-        if decision.ban is not None:
-            held.refused(self.question, decision, sent_ns)
-        elif self.what != PEEK and (decision.allowed or self.question.counts_denied):
-            held.admitted(self.question)
-        # Who is refused for lack of a permit, which may come back at any moment, asks again.
-        elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
-            held.refused(self.question, decision, sent_ns)
-            if self.question.may_lease and self.is_awaited():  # it may have leased units since it was packed
-                decision = held.answer(self.question) or decision
-        self.answer(decision)
-        return True
-
-    def _admit(self, answer: bytes, now_us: int, sent_ns: int, *, is_awaited: bool) -> Decision:
-        """Return the admission of a hit; it is refunded if nobody awaits it. What was charged ahead is kept."""
-        held, question, refund = self.batcher.parts.held, self.question, self.batcher.refund_in_background
-        decision = self._unpacked(answer, now_us)
-        held.admitted(question)
-        if question.may_lease and question.is_repeated:
-            charged, lasts_us = leased_of(answer)
-            left = charged - is_awaited
-            held.lease(question, decision, sent_ns, lasts_us, int(is_awaited), left, refund)
-            return admitted_before(decision, charged - 1, now_us)
-        if not is_awaited:
-            refund(decision.begin_refund())
-        return decision
-
-    def _look_at_networks(self) -> None:
-        """Find the bans of networks that refuse the question, as this worker knows them now."""
-        polled = self.batcher.parts.polled
-        self.networks, self.by_network = polled.networks, ()
-        if self.networks.bans and self.what != CHARGE:
-            self.by_network = polled.of_networks(self.question.refusing)
-
-    def _decision(self, answer: Any, now_us: int) -> Decision:
-        """Return the decision; of two bans the longer one refuses."""
-        own: Sequence[bytes] = ()
-        if answer[0] == BANNED:
-            own = answer[1:]
-        if not self.by_network and not own:
-            return self._unpacked(answer, now_us)
-        ban = longest([*self.by_network, *map(unpack_ban, own)])
-        assert ban is not None, "there is one"
-        if ban.until_us is not None:  # that of a network may have ended since the question was packed
-            now_us = min(now_us, ban.until_us - 1)
-        return refused_by_ban(ban, now_us, self.question.checks)
-
-    def _unpacked(self, answer: bytes, now_us: int) -> Decision:
-        """Return what the limits say."""
-        decision = decision_of(answer, self.what, self.question.checks, now_us)
-        if self.has_permits and decision.reservations:
-            self.batcher.permits.hold(decision, self.batcher.parts.packing.permits_row)
-        return decision
-
-
-AnyRequest: TypeAlias = Command | Asked | Polled
-
-
-# -- the requests of an event loop -------------------------------------------------------------------------------------
+AnyRequest: TypeAlias = Request | Polled
 
 
 class Batcher:
-    """The queued requests of one event loop, and the tasks that send them.
+    """The queued requests of one event loop, and the tasks that send them. Their line connects with the first command.
 
     Args:
         loop: The loop.
@@ -290,13 +186,13 @@ class Batcher:
         self._queue: deque[AnyRequest] = deque()
         self._is_waking = False
         """Whether a task is about to send what is queued, in the next iteration of the loop."""
-        self._line: Line | None = None
         self._split_until_s = 0.0
         """Until when a call has the keys of one request, because keys are on their way to another node of a cluster."""
         self._idle: list[asyncio.Future[None]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._wants_poll = False
         """Whether the next call polls, however short ago the last one did."""
+        line = parts.open_line()
+        self._tasks = [loop.create_task(self._send(line)) for _ in range(DEPTH)]
 
     def add(self, request: AnyRequest) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
@@ -313,7 +209,7 @@ class Batcher:
     def request(self, pack: Callable[[], Packed], read: Read, *, has_permits: bool = False) -> asyncio.Future[Any]:
         """Send a request; see `Command`."""
         future = self.loop.create_future()
-        self.add(Command(future, has_permits, pack=pack, read=read))
+        self.add(Command(future, has_permits, pack, read))
         return future
 
     def command(
@@ -332,12 +228,6 @@ class Batcher:
         """Return the server's time, in microseconds."""
         pack = partial(self.parts.packing.question, PEEK, (), (), self.permits)
         return self.request(pack, lambda answer, now_us: now_us)
-
-    def ask(self, what: int, question: Question) -> asyncio.Future[Decision]:
-        """Send a hit, a peek or a charge."""
-        future: asyncio.Future[Decision] = self.loop.create_future()
-        self.add(Asked(future, question.has_permits, self, what, question))
-        return future
 
     def refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
         """Refund what was charged; the result is False if nothing of it is left."""
@@ -382,7 +272,8 @@ class Batcher:
         self.permits.is_open = False
         for task in self._tasks:
             task.cancel()
-        self._fail_all(StoreUnavailable(CLOSED))
+        while self._queue:
+            self._queue.popleft().fail(StoreUnavailable(CLOSED))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # -- the tasks that send -----------------------------------------------------------------------------------------
@@ -394,20 +285,6 @@ class Batcher:
             if not idle.done():  # else the event loop ends, which has cancelled its task
                 self._is_waking = True
                 idle.set_result(None)
-            return
-        if self._line is not None:
-            return
-        try:
-            self._start()
-        except Exception as error:  # in a class of the user's
-            self._fail_all(store_error(error))
-
-    def _start(self) -> None:
-        """Start the tasks that send; their line connects with the first command."""
-        self._line = line = self.parts.open_line()
-        self._is_waking = True
-        for _ in range(DEPTH):
-            self._tasks.add(self.loop.create_task(self._send(line)))
 
     async def _send(self, line: Line) -> None:
         """Send what is queued over a line, until the store is closed or the event loop ends."""
@@ -423,7 +300,6 @@ class Batcher:
                 self._idle.append(idle)
                 await idle
         finally:
-            self._tasks.discard(task)
             await line.close()
 
     async def _serve(self, line: Line) -> None:
@@ -482,11 +358,6 @@ class Batcher:
         for request in requests:
             request.fail(failed)
         return failed
-
-    def _fail_all(self, error: Exception) -> None:
-        """Raise an error in the tasks that await what is queued, and drop it."""
-        while self._queue:
-            self._queue.popleft().fail(error)
 
     async def _poll_alone(self, line: Line) -> None:
         """Poll in a call of its own, if that is due.

@@ -43,9 +43,10 @@ from .bans import RedisBans
 from .batch import Batcher, Parts
 from .clients import OwnClients
 from .held import HeldAnswers, windows_of
+from .hits import ask
 from .line import open_line
 from .poll import Polled
-from .protocol import CHARGE, CLOSED, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime
+from .protocol import CHARGE, CLOSED, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime, store_error
 from .question import Question
 from .rows import RedisRows
 from .urls import Client, open_client
@@ -192,7 +193,7 @@ class RedisStore(Store):
             known = held.answer(question)
             if known is not None:
                 return known
-        return self.batcher().ask(HIT, question)
+        return ask(self.batcher(), HIT, question)
 
     def _question(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Question:
         """Return a question, the same one for the same checks and the same object of subjects.
@@ -209,13 +210,13 @@ class RedisStore(Store):
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Awaitable[Decision]:
         """Return what `hit` would return now. Changes nothing."""
-        return self.batcher().ask(PEEK, Question(checks, subjects))
+        return ask(self.batcher(), PEEK, Question(checks, subjects))
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
         # A refusal in flight was decided without these units; and leases end.
         self.parts.held.change([*windows_of(checks), *[key for _, key, _ in checks]])
-        return self.batcher().ask(CHARGE, Question(checks, ()))
+        return ask(self.batcher(), CHARGE, Question(checks, ()))
 
     def refund(
         self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S
@@ -292,7 +293,10 @@ class RedisStore(Store):
             for other in list(self._batchers):
                 if other.is_closed():
                     self._batchers.pop(other, None)
-            batcher = self._batchers[loop] = Batcher(loop, self.parts)
+            try:
+                batcher = self._batchers[loop] = Batcher(loop, self.parts)
+            except Exception as error:  # in a class of the user's
+                raise store_error(error) from error
         return batcher
 
 

@@ -1,0 +1,140 @@
+"""Hits, peeks and charges: requests for a decision, and what a worker does with the answers.
+
+Redis knows the bans of keys, and a worker those of networks, as it has polled them, perhaps with this very call. So a
+worker looks for these twice: when it packs a request, and when the answer has come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import Any
+
+from ...core.bans.ban import Ban, longest
+from ...core.bans.networks import BannedNetworks
+from ...core.decision import Decision, refused_by_ban
+from .batch import Batcher, Request
+from .held import admitted_before
+from .protocol import BANNED, CHARGE, HIT, LIMITED, OK, PEEK, Packed, decision_of, leased_of, unpack_ban
+from .question import Question
+
+
+@dataclass(slots=True, eq=False)
+class DecisionRequest(Request):
+    """A hit, a peek or a charge.
+
+    Attributes:
+        batcher: Sends it.
+        what: The operation.
+        question: What is asked; no ban refuses a charge.
+        networks: The bans of networks by which it was packed, as all that follows.
+        by_network: Those of them that refuse it.
+    """
+
+    batcher: Batcher
+    what: int
+    question: Question
+    networks: BannedNetworks = field(init=False)
+    by_network: Sequence[Ban] = field(init=False)
+
+    def pack(self) -> Packed:
+        """See `Request`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
+        question, permits, parts = self.question, self.batcher.permits, self.batcher.parts
+        self._find_networks()
+        if self.what == CHARGE:
+            return parts.packing.question(CHARGE, question.checks, (), permits)
+        if self.what == PEEK or self.by_network:
+            return parts.packing.question(PEEK, question.checks, question.refusing, permits)
+        packed = question.pack(parts.packing, permits)
+        if not question.may_lease:
+            return packed
+        ahead = 0
+        if question.note_asked(monotonic_ns()):
+            ahead = parts.held.ahead(question, self.batcher.refund_in_background)
+        return Packed(packed.names, packed.request, (ahead,))
+
+    def deliver(self, answer: Any, now_us: int, sent_ns: int) -> bool:
+        """Give the decision to who awaits it; return False if the question has to be asked again.
+
+        A hit that was charged is refunded if nobody awaits it any more, or if a network has been banned since it was
+        packed. If the ban that made it a peek has been lifted since, it is asked again.
+        """
+        was_banned = bool(self.by_network)
+        if self.networks is not self.batcher.parts.polled.networks:
+            self._find_networks()
+            if self.what == HIT and was_banned and not self.by_network:
+                return False
+        if self.what == HIT and not was_banned and answer[0] == OK:
+            decision = self._admit(answer, now_us, sent_ns)
+            if not self.by_network:
+                self.answer(decision)
+                return True
+        decision = self._decision(answer, now_us)
+        if self.what == HIT:
+            decision = self._refuse(decision, answer[0], sent_ns)
+        elif self.what == CHARGE:
+            self.batcher.parts.held.admitted(self.question)
+        self.answer(decision)
+        return True
+
+    def _admit(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
+        """Return the admission of a hit; it is refunded if it was in vain. What was charged ahead is kept."""
+        held, question, refund = self.batcher.parts.held, self.question, self.batcher.refund_in_background
+        spent = int(self.is_awaited() and not self.by_network)
+        decision = self._unpacked(answer, now_us)
+        held.admitted(question)
+        if question.may_lease and question.is_repeated:
+            charged, lasts_us = leased_of(answer)
+            held.lease(question, decision, sent_ns, lasts_us, spent, charged - spent, refund)
+            return admitted_before(decision, charged - 1, now_us)
+        if not spent:
+            refund(decision.begin_refund())
+        return decision
+
+    def _refuse(self, decision: Decision, status: int, sent_ns: int) -> Decision:
+        """Remember the refusal of a hit, and return it; or the admission by a lease that came meanwhile."""
+        held, question = self.batcher.parts.held, self.question
+        if decision.ban is not None:
+            held.refused(question, decision, sent_ns)
+        elif question.counts_denied:  # it was charged
+            held.admitted(question)
+        elif status == LIMITED:  # and not for lack of a permit, which may come back at any moment
+            held.refused(question, decision, sent_ns)
+            if question.may_lease and self.is_awaited():
+                return held.answer(question) or decision
+        return decision
+
+    def _find_networks(self) -> None:
+        """Find the bans of networks that refuse the question, as this worker knows them now."""
+        polled = self.batcher.parts.polled
+        self.networks, self.by_network = polled.networks, ()
+        if self.networks.bans and self.what != CHARGE:
+            self.by_network = polled.of_networks(self.question.refusing)
+
+    def _decision(self, answer: Any, now_us: int) -> Decision:
+        """Return the decision; of two bans the longer one refuses."""
+        own: Sequence[bytes] = ()
+        if answer[0] == BANNED:
+            own = answer[1:]
+        ban = longest([*self.by_network, *map(unpack_ban, own)])
+        if ban is None:
+            return self._unpacked(answer, now_us)
+        if ban.until_us is not None:  # that of a network may have ended since the question was packed
+            now_us = min(now_us, ban.until_us - 1)
+        return refused_by_ban(ban, now_us, self.question.checks)
+
+    def _unpacked(self, answer: bytes, now_us: int) -> Decision:
+        """Return what the limits say."""
+        decision = decision_of(answer, self.what, self.question.checks, now_us)
+        if self.has_permits and decision.reservations:
+            self.batcher.permits.hold(decision, self.batcher.parts.packing.permits_row)
+        return decision
+
+
+def ask(batcher: Batcher, what: int, question: Question) -> asyncio.Future[Decision]:
+    """Send a hit, a peek or a charge."""
+    future: asyncio.Future[Decision] = batcher.loop.create_future()
+    batcher.add(DecisionRequest(future, question.has_permits, batcher, what, question))
+    return future
