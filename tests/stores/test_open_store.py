@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from slidegate import ConfigurationError, Limiter, MemoryStore
 from slidegate.stores.open_store import open_store
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.urls import SCHEMES, open_client
+from slidegate.stores.redis.clients import SCHEMES, open_client
 
 from ..fault_proxy import HOST, FaultProxy
 from ..redis_servers import RedisServer, needs_redis

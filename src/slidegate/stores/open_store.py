@@ -101,7 +101,7 @@ def _lmdb(place: str, query: str, expected: str, create: bool) -> Store:
 def _redis(url: str, create: bool) -> Store:
     try:
         from .redis import RedisStore
-        from .redis.urls import CLIENT_OPTIONS
+        from .redis.clients import CLIENT_OPTIONS
     except ImportError as error:
         raise ConfigurationError(f"store address: {error}") from error
     place, _, query = url.partition("?")

@@ -7,12 +7,12 @@ All keys of a store are in one slot of a cluster, so that a question is one scri
 on a cluster alike::
 
     store -> held
-          -> batch -> protocol -> line -> Redis -> lua/
-               ^                   |
-               +--- held, poll <---+
+          -> hits, bans, rows -> batch -> protocol -> line -> Redis -> lua/
+               ^                                       |
+               +------------- held, poll <-------------+
 
 Each event loop has a `batch`, which packs requests as `protocol` says, and sends them over a `line`, a connection of
-redis-py's that `clients` makes. `held` and `poll` are what a worker remembers of the answers. `urls` parses addresses.
+redis-py's; `clients` parses addresses and makes it. `held` and `poll` are what a worker remembers of the answers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock, in_steps, running_loop
 from .bans import RedisBans
 from .batch import Batcher, Parts
-from .clients import OwnClients
+from .clients import Client, OwnClients, open_client
 from .held import HeldAnswers, windows_of
 from .hits import ask
 from .line import open_line
@@ -49,7 +49,6 @@ from .poll import Polled
 from .protocol import CHARGE, CLOSED, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime, store_error
 from .question import Question
 from .rows import RedisRows
-from .urls import Client, open_client
 
 DEFAULT_MAX_WAITING: Final = 10_000
 DEFAULT_TIMEOUT: Final = "1s"
@@ -66,7 +65,7 @@ class RedisStore(Store):
     awaits an answer keeps the deadline, and cancels it then: no method uses its argument `deadline_s`.
 
     Args:
-        client: An address such as ``"redis://localhost:6379/0"``, see `urls`; or a client of
+        client: An address such as ``"redis://localhost:6379/0"``, see `clients`; or a client of
             `redis.asyncio`, whose connection settings are used.
         prefix: The start of all keys in Redis, and their hash tag: a cluster keeps them on one node. Stores with
             different prefixes are independent.
