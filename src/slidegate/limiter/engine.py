@@ -303,9 +303,7 @@ class Engine:
         Requests in progress keep their permits. Shared stores are not cleared.
         """
         if isinstance(self.store, MemoryStore):
-            if not self.store.closed:
-                self.store.reset_all()
-            self.store.bans.forget_all()
+            self.store.forget()
             self.rows.forget()
             self.overrides.forget()
             self.observers.forget()

@@ -19,7 +19,7 @@ from ..core.bans.strikes import Level, next_ban
 from ..core.buckets import Bucket
 from ..core.events import Event
 from ..core.logs import Throttle
-from ..core.store import COMMAND_DEADLINE_S, BanStore
+from ..core.store import COMMAND_DEADLINE_S, BanStore, Store
 from .shared import in_steps, pause, run_unless_on_loop
 
 T = TypeVar("T")
@@ -201,14 +201,7 @@ class BookBans(BanStore):
 
     load_step: int
     load_pause_s: float
-
-    @abstractmethod
-    def expect_open(self) -> None:
-        """Raise if the store is closed.
-
-        Raises:
-            StoreUnavailable: It is.
-        """
+    _store: Store
 
     @abstractmethod
     def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
@@ -232,7 +225,7 @@ class BookBans(BanStore):
 
     def load(self, bans: Iterable[Ban]) -> int | Awaitable[int]:
         """See `BanStore`."""
-        self.expect_open()
+        self._store.expect_open()
         return run_unless_on_loop(self._load(bans))
 
     async def _load(self, bans: Iterable[Ban]) -> int:

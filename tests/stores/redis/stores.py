@@ -14,9 +14,9 @@ from typing import Any, Final
 from slidegate import BanPolicy, Decision, Limiter, StoreError
 from slidegate.core import BanSubject, Bucket, Reason
 from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.bans import strikes_field
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.stores.redis.line import DEPTH
-from slidegate.stores.redis.protocol import strikes_field
 
 from ...contract.player import settle
 from ...contract.store_contract import bucket

@@ -234,10 +234,6 @@ class LmdbBans(BookBans):
         self._unix_us = transactions.settings.unix_us
         self._last_count: int | None = None
 
-    def expect_open(self) -> None:
-        """See `BookBans`."""
-        self._store.expect_open()
-
     def find(
         self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S
     ) -> Ban | Awaitable[Ban | None] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject, longest, network_place
 from ...core.bans.networks import BannedNetworks
@@ -17,12 +17,9 @@ from ...core.bans.strikes import Level
 from ...core.buckets import Check
 from ...core.decision import Decision, refused_by_ban
 from ...core.logs import Throttle
-from ...core.store import COMMAND_DEADLINE_S, Clock
-from ..ban_book import LOG_EVERY_US, BanBook, BookBans
+from ...core.store import COMMAND_DEADLINE_S, Clock, Store
+from ..ban_book import LOG_EVERY_US, BanBook, BookBans, StrikeWindows
 from ..forks import ProcessLock
-
-if TYPE_CHECKING:
-    from .store import MemoryStore
 
 T = TypeVar("T")
 
@@ -43,13 +40,14 @@ class MemoryBanRows:
         unix_us: Returns Unix time in microseconds.
 
     Attributes:
+        unix_us: The argument.
         bans: The fields of each ban, by its network or its key.
         changes: Grows with each new ban. Subjects without a ban have none until then.
         networks: The bans of networks.
     """
 
     def __init__(self, unix_us: Clock) -> None:
-        self._unix_us = unix_us
+        self.unix_us = unix_us
         self.bans: dict[Hashable, tuple[Any, ...]] = {}
         self.changes = 0
         self.networks = BannedNetworks()
@@ -91,7 +89,7 @@ class MemoryBanRows:
     def _add_network(self, ban: Ban) -> None:
         """Add a network to those that are banned; those whose bans have ended make room for it."""
         before = self.networks
-        self.networks = before.with_ban(ban, self._unix_us())
+        self.networks = before.with_ban(ban, self.unix_us())
         for ended in before.bans.keys() - self.networks.bans.keys():
             self.bans.pop(network_place(ended), None)
 
@@ -181,24 +179,34 @@ class MemoryBans(BookBans):
 
     Args:
         store: The store.
+        rows: The bans and levels.
+        strikes: The windows of strikes.
         max_bans: The most bans, and the most levels, to store.
+        max_keys: The most windows of the store.
+        tidy: Is called after a change.
 
     Attributes:
-        rows: The bans and levels; other objects only read them.
+        rows: The argument; other objects only read them.
     """
 
     load_step = PAGE
     load_pause_s = 0.0
 
-    def __init__(self, store: MemoryStore, max_bans: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rows: MemoryBanRows,
+        strikes: StrikeWindows,
+        *,
+        max_bans: int,
+        max_keys: int,
+        tidy: Callable[[], None],
+    ) -> None:
         self._lock = ProcessLock()
         self._store = store
-        self.rows: Final = MemoryBanRows(store.unix_us)
-        self._book = BanBook(self.rows, store, max_bans, store.max_keys, Throttle(LOG_EVERY_US))
-
-    def expect_open(self) -> None:
-        """See `BookBans`."""
-        self._store.expect_open()
+        self.rows: Final = rows
+        self._book = BanBook(rows, strikes, max_bans, max_keys, Throttle(LOG_EVERY_US))
+        self._tidy = tidy
 
     def may_refuse(self) -> bool:
         """Return whether there are bans, which may have expired."""
@@ -224,7 +232,7 @@ class MemoryBans(BookBans):
                 found.append(Ban(*row))
         if not found:
             return None  # most requests end here, and take no lock
-        now_us = self._store.unix_us()
+        now_us = self.rows.unix_us()
         ban = longest(found, now_us)
         if ban is None:
             return None
@@ -238,24 +246,23 @@ class MemoryBans(BookBans):
             return None
         return refusal.ban
 
-    def forget_all(self) -> None:
-        """Delete all bans, levels and strikes, without events."""
+    def clear(self) -> None:
+        """Delete all bans and levels, without events."""
         with self._lock:
             self.rows.clear()
-            self._store.clear(lambda table: table.counts_strikes)
 
     def sweep(self) -> None:
         """Delete some expired bans and levels."""
         if self.rows.bans or self.rows.level_count():
             with self._lock:
-                self.rows.remove_expired(self._store.unix_us(), SWEEP_STEP)
+                self.rows.remove_expired(self.rows.unix_us(), SWEEP_STEP)
 
     def pages(self) -> Iterator[list[Ban]]:
         """See `BanStore`; the bans are those of the moment of the first page."""
         self._store.expect_open()
         with self._lock:
             rows = list(self.rows.bans.values())
-            now_us = self._store.unix_us()
+            now_us = self.rows.unix_us()
         for first in range(0, len(rows), PAGE):
             bans = map(Ban._make, rows[first : first + PAGE])
             yield [ban for ban in bans if not ban.is_over(now_us)]
@@ -269,8 +276,8 @@ class MemoryBans(BookBans):
         """See `BookBans.change`; some expired windows of strikes are swept, too."""
         self._store.expect_open()
         with self._lock:
-            answer = do(self._book, self._store.unix_us())
+            answer = do(self._book, self.rows.unix_us())
             events, self._book.events = self._book.events, []
         self._store.observers.tell(*events)
-        self._store.tidy(self._store.time_us())
+        self._tidy()
         return answer

@@ -40,7 +40,7 @@ from ..ban_book import LOG_EVERY_US
 from ..forks import InChild
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, keys_shared
 from ..system_clock import SYSTEM, system_us
-from .bans import MemoryBans
+from .bans import MemoryBanRows, MemoryBans
 from .shard import STEP_WINDOWS, Identity, Room, Shard, Shards, Table, Tables, Windows, release_if_held
 
 SHARD_KEYS: Final = 8_192
@@ -101,7 +101,10 @@ class MemoryStore(Store):
         shards = min(1 << needed.bit_length(), MAX_SHARDS)  # a power of 2
         # Lock order: the lock of the sweep, that of the bans, those of the shards, that of the room.
         self._sweeping = RLock()
-        self.bans = MemoryBans(self, most_bans)
+        rows = MemoryBanRows(self.unix_us)
+        self.bans = MemoryBans(
+            self, rows, strikes=self, max_bans=most_bans, max_keys=self.max_keys, tidy=lambda: self.tidy(self.time_us())
+        )
         self._shards = [Shard() for _ in range(shards)]
         self._all = Shards(self._shards)
         self._room = Room(self.max_keys)
@@ -109,7 +112,7 @@ class MemoryStore(Store):
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
         self._places: dict[Bucket, Places] = {}
-        self._banned = self.bans.rows.bans  # always the same dict
+        self._banned = rows.bans  # always the same dict
         # By the identity of subjects: these, and the number of changes of the bans at which they had none.
         self._cleared: dict[int, tuple[Sequence[BanSubject], int]] = {}
         self._new: deque[Tables] = deque()  # the tables of limits that the sweep has not seen
@@ -274,9 +277,17 @@ class MemoryStore(Store):
         Permits stay taken, because their requests are still in progress.
         """
         self.expect_open()
-        return self.clear(lambda table: not table.holds_permits and not table.counts_strikes)
+        return self._clear(lambda table: not table.holds_permits and not table.counts_strikes)
 
-    def clear(self, is_meant: Callable[[Table], bool]) -> bool:
+    def forget(self) -> None:
+        """Delete all bans and levels, and the windows of all keys and strikes, without events. For tests.
+
+        Permits stay taken, as those of `reset_all`.
+        """
+        self.bans.clear()
+        self._clear(lambda table: not table.holds_permits)
+
+    def _clear(self, is_meant: Callable[[Table], bool]) -> bool:
         """Delete the windows and cells of some tables; return whether any was in use."""
         forgotten: list[tuple[Table, dict[str, bytes]]] = []
         with self._all:  # all locks, so that no question finds a part of the keys reset

@@ -12,7 +12,8 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from struct import Struct
+from typing import Any, Final
 
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
@@ -22,39 +23,19 @@ from ...core.bans.strikes import Level, next_ban
 from ...core.events import Event
 from ...core.logs import Throttle
 from ...core.store import COMMAND_DEADLINE_S, BanStore
+from ...core.stored import json_of
 from ..ban_book import LOG_EVERY_US
-from ..shared import in_steps
+from ..shared import digest_of, in_steps
 from .batch import Batcher, Parts
-from .protocol import (
-    PEEK,
-    level_field,
-    pack_ban,
-    pack_level,
-    real_monotonic_us,
-    strikes_field,
-    unpack_ban,
-    unpack_level,
-)
+from .protocol import END, PEEK, real_monotonic_us, unpack_ban, window_field
 
 CHUNK: Final = 100
 """How many bans are read or written in one step, which blocks an event loop, or Redis, for about a millisecond."""
+_FOR_EVER: Final = -1
+_LEVEL: Final = Struct("<qqI")
 _MADE: Final = 1
 _FULL: Final = 2
 """Answers of `put_next` in ``lua/bans.lua``; any other one is that another worker was faster."""
-
-
-class _DueBan(NamedTuple):
-    """A ban that is due, because a window of strikes is full.
-
-    Attributes:
-        before: The stored level of the key.
-        made: The ban.
-        after: The level that the ban leaves.
-    """
-
-    before: bytes
-    made: Ban
-    after: Level
 
 
 class RedisBans(BanStore):
@@ -100,30 +81,30 @@ class RedisBans(BanStore):
         if self._polled.of_networks((key,)):
             return None
 
-        def read(answer: Any, now_us: int) -> _DueBan | None:
+        def read(answer: Any, now_us: int) -> tuple[bytes, Ban, Level] | None:
+            """Return the stored level, the ban that is due, and the level after it; None if the window is not full."""
             units, level = answer
             if units < policy.after.amount:
                 return None
-            made, after = next_ban(policy, key, reason, unpack_level(level), now_us)
-            return _DueBan(level, made, after)
+            return level, *next_ban(policy, key, reason, _unpack_level(level), now_us)
 
         (limit,) = policy.strikes.limits
         packed = self._packing.pack_limit(policy.strikes, limit, key)
-        args = b"strike", packed, level_field(policy), int(policy.shadow), weight
+        args = b"strike", packed, _level_field(policy), int(policy.shadow), weight
         due = await batcher.command(self._packing.names_of(key), *args, read=read)
         if due is None:
             return None
-        return await self._ban_next(policy, due)
+        return await self._ban_next(policy, *due)
 
-    async def _ban_next(self, policy: BanPolicy, due: _DueBan) -> Ban | None:
+    async def _ban_next(self, policy: BanPolicy, before: bytes, made: Ban, after: Level) -> Ban | None:
         """Make a ban that is due; return None if another worker was faster, or there is no room."""
-        before, made, after = due
         key, row = made.key, b""
         if not policy.shadow:
-            row = pack_ban(made)
-        fields = strikes_field(policy), level_field(policy)
-        args = key.encode(), row, *fields, before, pack_level(after), self._max_bans
+            row = _pack_ban(made)
+        fields = strikes_field(policy), _level_field(policy)
+        level = _LEVEL.pack(after.over_us, after.until_us, after.level)
         names = *self._polled.names, *self._packing.names_of(key)
+        args = key.encode(), row, *fields, before, level, self._max_bans
         result = await self._batcher().command(names, b"put_next", *args)
         if result == _FULL and self._throttle.left_out("bans_full", real_monotonic_us()) is not None:
             self._tell(bans_full(self._max_bans, key))
@@ -220,7 +201,7 @@ class RedisBans(BanStore):
                 raise too_many_networks(min(networks - known))
         for ban in bans:
             names.append(self._packing.name_of(ban.key))
-            args += [ban.key.encode(), pack_ban(ban), int(ban.network() is not None)]
+            args += [ban.key.encode(), _pack_ban(ban), int(ban.network() is not None)]
         await self._batcher().command(names, b"put", *args)
         self._held.change()
         if networks:
@@ -231,3 +212,31 @@ class RedisBans(BanStore):
         batcher = self._batcher()
         pack = partial(self._packing.question, PEEK, (), keys, batcher.permits)
         return batcher.request(pack, lambda answer, now_us: [*map(unpack_ban, answer[1:])])
+
+
+# -- rows of bans and levels, which begin with their ends --------------------------------------------------------------
+
+
+def strikes_field(policy: BanPolicy) -> bytes:
+    """Return the hash field of the strikes of a key under a policy."""
+    return window_field(policy.strikes, policy.strikes.limits[0])
+
+
+def _level_field(policy: BanPolicy) -> bytes:
+    """Return the hash field of the level of a key under a policy."""
+    return digest_of(policy.name)
+
+
+def _pack_ban(ban: Ban) -> bytes:
+    end_us = _FOR_EVER
+    if ban.until_us is not None:
+        end_us = max(ban.until_us, 0)
+    return END.pack(end_us) + json_of(ban._asdict())
+
+
+def _unpack_level(packed: bytes) -> Level | None:
+    """Unpack a level, at whose end a later version may have added bytes; None if it is empty."""
+    if not packed:
+        return None
+    over_us, until_us, level = _LEVEL.unpack_from(packed)
+    return Level(level, until_us, over_us)

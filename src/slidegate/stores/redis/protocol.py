@@ -21,8 +21,6 @@ from typing import Final, NamedTuple
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.bans.ban import Ban, BanSubject
-from ...core.bans.policy import BanPolicy
-from ...core.bans.strikes import Level
 from ...core.buckets import Bucket, Check
 from ...core.decision import Decision, Reason
 from ...core.errors import Concerns, StoreError, StoreTimeout, StoreUnavailable, quoted
@@ -32,7 +30,7 @@ from ...core.quotas import Quota
 from ...core.reservation import Reservation, reserved
 from ...core.ring import MAX_UNITS, OPEN
 from ...core.store import Clock
-from ...core.stored import json_of, read_json
+from ...core.stored import read_json
 from ..leases import WORKER_BYTES, HeldPermits
 from ..shared import digest_of
 from ..system_clock import system_us
@@ -86,8 +84,6 @@ _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
 END: Final = Struct("<q")
 """The first bytes of a row of a ban, a level or a worker: the time when it ends."""
-_FOR_EVER: Final = -1
-_LEVEL: Final = Struct("<qqI")
 _REASONS: Final = {
     OK: Reason.OK,
     LIMITED: Reason.LIMITED,
@@ -253,7 +249,7 @@ class Packing:
 
     def permits_row(self, bucket: Bucket, key: str) -> PermitsRow:
         """Return the names of the hash and of the field with the permits of a key."""
-        return PermitsRow(self.name_of(key), _window_field(bucket, bucket.limits[0]))
+        return PermitsRow(self.name_of(key), window_field(bucket, bucket.limits[0]))
 
     def pack_limit(self, bucket: Bucket, limit: AnyLimit, key: str, held: HeldPermits | None = None) -> bytes:
         """Pack a limit; the fields that a ring uses for lengths have the boundaries of the periods of a quota.
@@ -265,7 +261,7 @@ class Packing:
             held: The permits of the worker that asks; only a concurrency limit needs them.
         """
         if isinstance(limit, Limit):
-            field = _window_field(bucket, limit)
+            field = window_field(bucket, limit)
             return _LIMIT.pack(field, *limit.counter.terms, 0, limit.resolution, bucket.count_denied)
         if isinstance(limit, Quota):
             field = digest_of(bucket.name, *limit.same_window)  # without LAYOUT: every version reads quotas
@@ -302,19 +298,9 @@ def _pack_permits(row: PermitsRow, amount: int, held: HeldPermits, units: int) -
     return _PERMITS.pack(row.field, amount, held.worker, held.lease_us, units, 0, PERMITS)
 
 
-def _window_field(bucket: Bucket, limit: AnyLimit) -> bytes:
+def window_field(bucket: Bucket, limit: AnyLimit) -> bytes:
     """Return the hash field of a window or of permits; it does not depend on the amount."""
     return digest_of(bucket.name, *limit.same_window, LAYOUT)
-
-
-def strikes_field(policy: BanPolicy) -> bytes:
-    """Return the hash field of the strikes of a key under a policy."""
-    return _window_field(policy.strikes, policy.strikes.limits[0])
-
-
-def level_field(policy: BanPolicy) -> bytes:
-    """Return the hash field of the level of a key under a policy."""
-    return digest_of(policy.name)
 
 
 def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
@@ -349,38 +335,14 @@ def leased_of(answer: bytes) -> tuple[int, int]:
     return charged, lasts_us
 
 
-# -- rows of bans and levels, which begin with their ends --------------------------------------------------------------
-
-
-def pack_ban(ban: Ban) -> bytes:
-    """Pack a ban."""
-    end_us = _FOR_EVER
-    if ban.until_us is not None:
-        end_us = max(ban.until_us, 0)
-    return END.pack(end_us) + json_of(ban._asdict())
-
-
 def unpack_ban(packed: bytes) -> Ban:
-    """Unpack what `pack_ban` packed; a later version may have added fields.
+    """Unpack a ban, behind its end; a later version may have added fields.
 
     Raises:
         ValueError: The bytes are not a ban.
         KeyError: A field is missing.
     """
     return read_json(Ban, packed[END.size :])
-
-
-def pack_level(level: Level) -> bytes:
-    """Pack a level."""
-    return _LEVEL.pack(level.over_us, level.until_us, level.level)
-
-
-def unpack_level(packed: bytes) -> Level | None:
-    """Unpack what `pack_level` packed, at whose end a later version may have added bytes; None if it is empty."""
-    if not packed:
-        return None
-    over_us, until_us, level = _LEVEL.unpack_from(packed)
-    return Level(level, until_us, over_us)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
