@@ -21,10 +21,10 @@ import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Quota, parse_limits
 from slidegate.core import Ban, Bucket, StoreTimeout, StoreUnavailable
-from slidegate.stores.lmdb import LmdbStore, counts, gate, kept, layout, registry
-from slidegate.stores.lmdb.bans import ban_of
+from slidegate.stores.lmdb import LmdbStore, counts, environment, gate, kept
+from slidegate.stores.lmdb.counts import LAYOUT, boot_id, boot_us
 from slidegate.stores.lmdb.kept import KEPT, Kept
-from slidegate.stores.lmdb.layout import LAYOUT, boot_id, boot_us
+from slidegate.stores.lmdb.rows import ban_of
 from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -78,10 +78,10 @@ def test_the_boot_clock_and_boot_id_are_those_of_the_machine(monkeypatch: pytest
     assert len(boot_id()) == 32
     assert boot_id() == boot_id()
     for missing in (tmp_path / "missing", tmp_path):
-        monkeypatch.setattr(layout, "_BOOT_ID", missing)
+        monkeypatch.setattr(counts, "_BOOT_ID", missing)
         assert boot_id() == ""
 
-    monkeypatch.setattr(layout.sys, "platform", "darwin")  # where it is that of the session
+    monkeypatch.setattr(counts.sys, "platform", "darwin")  # where it is that of the session
     for said, known in (("1B4E28BA-2FA1-11D2-883F-B9A761BDE3FB\n", "1b4e28ba2fa111d2883fb9a761bde3fb"), ("", "")):
         ended = subprocess.CompletedProcess((), 0, stdout=said)
         monkeypatch.setattr(subprocess, "run", lambda *_, ended=ended, **__: ended)
@@ -199,7 +199,7 @@ def test_whoever_only_reads_keeps_nobody_from_beginning_anew(machine: Machine) -
     assert reader.peek(CHECKS).remaining == 3
 
     def begin() -> Any:
-        registry._open.clear()  # the options of the parent are others
+        environment._open.clear()  # the options of the parent are others
         machine.boot = "2"
         return LmdbStore(machine.path, **SMALL)
 
@@ -216,7 +216,7 @@ def test_the_size_of_the_map_is_that_in_the_file_unless_who_is_alone_asks_for_mo
 
     def beside(most: int) -> Callable[[], object]:
         def begin() -> Any:
-            registry._open.clear()  # the options of the parent are others
+            environment._open.clear()  # the options of the parent are others
             own = LmdbStore(path, max_map_size=most)
             assert size_of(own) == 8 * mib
             return own
@@ -400,7 +400,7 @@ async def test_a_command_on_a_loop_waits_for_the_disk_beside_it(
 def test_a_child_that_is_forked_within_a_copy_makes_its_own(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, way: Callable[[], int]
 ) -> None:
-    monkeypatch.setattr(registry, "FORK_S", 0.02)
+    monkeypatch.setattr(environment, "FORK_S", 0.02)
     monkeypatch.setattr(kept, "in_background", lambda work: None)  # a fork from C beside a busy thread may hang
     store, is_inside, may_write = machine.store(), threading.Event(), threading.Event()
     write = Kept._write

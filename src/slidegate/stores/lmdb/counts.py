@@ -26,26 +26,37 @@ keys that are known::
 
     0                                        last page                                      size of the map
     |========================================|. . . . . . . . .|- NO_WINDOWS -|- NO_CELLS -|- NO_CHANGES ---|
+
+All processes of a host share one clock, the machine's boot clock (Linux: `CLOCK_BOOTTIME`, which ignores NTP steps and
+includes sleep), so they read the same time without communication. It starts at 0 with the machine, as the file does.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
+from struct import error as StructError
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import lmdb
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
+from ...core.packing import pack_head
 from .gate import Gate, is_file_at
-from .kept import Kept, write_rows
-from .layout import DAMAGE, LAYOUT, NAMES, Databases, boot_id
+from .kept import Kept
+from .rows import BANS, BETWEEN, DAMAGE, LEVELS, NAMES, NO_LIFE, WINDOWS, Databases, LmdbBanRows, TransactionRows
 
+LAYOUT: Final = 22
+"""The version of the file. It increases whenever the bytes or the meaning of any row change."""
 NEW_MAP_SIZE: Final = 2**28
 LEAD: Final = 4 * 2**20
 """What is kept, if the file is large. A transaction has at most `batching.MOST_TOGETHER` jobs, and copies fewer pages
@@ -54,6 +65,10 @@ CHECK_EVERY: Final = 16
 CAN_TAKE: Final = hasattr(os, "posix_fallocate")
 _BLOCK_BYTES: Final = 512
 
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_MACOS_BOOT_ID: Final = ("/usr/sbin/sysctl", "-n", "kern.bootsessionuuid")
+# macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC is the same for all processes and includes sleep.
+_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _NAME: Final = re.compile(r"counts-(\d+)-\w+\.mdb")
 _READY: Final = b"ready"
 """The key of the identity of the gate behind which the file is used, and the key of the hash that selects cells. They
@@ -61,6 +76,12 @@ are written when the file is complete."""
 _CELL_KEY_BYTES: Final = 32
 _SIZE_IN_FILE: Final = 0
 """With this size, LMDB takes the one that is written in the file; a smaller one would cut the file off."""
+
+_UNREADABLE: Final = (
+    *(ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError, StructError),
+    lmdb.BadValsizeError,
+)
+"""The errors of a row that was damaged. It spoils no other."""
 
 Tell: TypeAlias = Callable[[Event], object]
 
@@ -82,9 +103,8 @@ class CountsFile:
 
     Args:
         path: Its path.
-        environment: LMDB's environment.
-        file: A descriptor of the file, to take disk space and to find that it was replaced.
-        takes_space: Whether the file takes its disk space when it is made.
+        size: The size of the map, in bytes; `_SIZE_IN_FILE` for the one that is written in the file.
+        create: Whether it may be changed where nobody asks; a tool leaves no trace where it only reads.
 
     Attributes:
         check_from: The id of the transaction in which `check` has to be called next.
@@ -94,19 +114,33 @@ class CountsFile:
         path: The argument.
         room: What there is no room for.
         size: The size of the map, in bytes.
-        takes_space: The argument.
     """
 
-    def __init__(self, path: Path, environment: Any, file: int, *, takes_space: bool) -> None:
+    def __init__(self, path: Path, size: int, *, create: bool) -> None:
         self.path = path
-        self.takes_space = takes_space
-        self.lmdb = environment
+        self._takes_space = create and takes_space(path)
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            self.lmdb: Any = lmdb.open(
+                str(path),
+                map_size=size,
+                subdir=False,
+                mode=0o600,
+                max_dbs=len(NAMES),
+                max_spare_txns=0,
+                lock=False,  # everything happens behind the gate
+                sync=False,  # what has to survive a crash of the machine is kept
+                metasync=False,
+                writemap=self._takes_space,
+            )
+        except BaseException:
+            os.close(self._file)
+            raise
         self.dbs: Databases
-        self._file = file
-        status = os.fstat(file)
+        status = os.fstat(self._file)
         self.identity = status.st_dev, status.st_ino
-        self._page_bytes = int(environment.stat()["psize"])
-        self.size = int(environment.info()["map_size"])
+        self._page_bytes = int(self.lmdb.stat()["psize"])
+        self.size = int(self.lmdb.info()["map_size"])
         self._lead = min(LEAD, self.size // 4)
         self.check_from = 0
         self.room = Room.PLENTY
@@ -120,15 +154,26 @@ class CountsFile:
         self.lmdb.close()
         os.close(self._file)
 
-    def take_space(self) -> None:
-        """Take the disk space of the whole file, unless it has that.
+    def open_databases(self, *, create: bool) -> None:
+        """Open the databases, with a new random key of the hash that selects cells."""
+        dbs = {name: self.lmdb.open_db(name.encode(), create=create) for name in NAMES}
+        self.dbs = Databases(**dbs, cell_key=os.urandom(_CELL_KEY_BYTES))
+
+    def take_space(self, bytes_before: int) -> None:
+        """Take the disk space of the whole file, unless it has that; if there is too little, cut it off where it ended.
 
         Raises:
-            OSError: There is not enough.
+            OSError: There is too little.
         """
         taken = os.fstat(self._file).st_blocks * _BLOCK_BYTES
-        if taken < self.size:  # XFS would want the room once more, even for a file that has all of it
+        if not self._takes_space or taken >= self.size:  # XFS would want the room of a whole file once more
+            return
+        try:
             os.posix_fallocate(self._file, 0, self.size)
+        except OSError as error:
+            os.truncate(self.path, bytes_before)
+            needs = f"{error.strerror}: the file has {self.size >> 20} MiB (max_map_size)"
+            raise OSError(error.errno, needs, str(self.path)) from error
 
     def used(self) -> int:
         """Return how many bytes of the file have ever been used."""
@@ -171,18 +216,6 @@ class Options(NamedTuple):
     create: bool = True
 
 
-class Choice(NamedTuple):
-    """The file to use.
-
-    Attributes:
-        path: Its path; it may be missing.
-        is_ours: Whether nobody else lives, so that this process may make it larger.
-    """
-
-    path: Path
-    is_ours: bool
-
-
 def open_file(path: Path, gate: Gate, kept: Kept, options: Options, tell: Tell) -> CountsFile | None:
     """Open the file; begin it anew if it is missing, incomplete, used behind another gate, or damaged.
 
@@ -196,29 +229,34 @@ def open_file(path: Path, gate: Gate, kept: Kept, options: Options, tell: Tell) 
         tell: Called with events.
 
     Raises:
-        ConfigurationError: Those who live use another layout, what is kept is of a later version, or the file is not a
-            regular file.
+        ConfigurationError: Those who live use another layout, or what is kept is of a later version.
         StoreUnavailable: It has to be begun anew, and the options say not to.
         OSError: It cannot be opened, or there is too little disk space.
     """
-    choice = _choose(path, gate, options, tell)
+    nobody_lives, boot = gate.is_alone(), boot_id()
+    file = path / f"counts-{LAYOUT}-{boot or 'unknown'}.mdb"
+    if not nobody_lives:
+        file = _file_of_others(path) or file
+    elif options.create:
+        _delete_all_but(file, tell, keeps=bool(boot))
+    gate.join()
     try:
-        return _go_on(choice, gate, options)
+        return _go_on(file, gate, options, is_alone=nobody_lives and options.create)
     except (FileNotFoundError, lmdb.NotFoundError):  # whoever was creating it was killed
         why = ""
     except (*DAMAGE, lmdb.BadTxnError) as error:  # its first transaction is bad by a page
         why = f"was damaged ({error})"
     if not options.create:
-        raise StoreUnavailable(f"lmdb: {choice.path} {why or 'does not exist'}; the first worker begins it anew")
+        raise StoreUnavailable(f"lmdb: {file} {why or 'does not exist'}; the first worker begins it anew")
     if not kept.lock():
         return None
     try:
-        choice.path.unlink(missing_ok=True)
-        counts = _begin_anew(choice.path, gate, options, kept)
+        file.unlink(missing_ok=True)
+        counts = _begin_anew(file, gate, options, kept)
     finally:
         kept.unlock()
     if why:
-        tell(restarted(f"{choice.path} {why}"))
+        tell(restarted(f"{file} {why}"))
     return counts
 
 
@@ -227,49 +265,54 @@ def restarted(why: str) -> Event:
     return Event("counts_restarted", f"{why}: windows begin anew; bans, levels and quotas go on")
 
 
-def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> Choice:
-    """Choose the file to use, and become one of those who live. If nobody lived, delete all other files.
+def _file_of_others(path: Path) -> Path | None:
+    """Return the path of the file of those who live; None if it was deleted.
 
     Raises:
-        ConfigurationError: Those who live use another layout.
+        ConfigurationError: They use another layout.
     """
-    nobody_lives, boot = gate.is_alone(), boot_id()
-    own, files = path / f"counts-{LAYOUT}-{boot or 'unknown'}.mdb", sorted(path.glob("counts-*.mdb"))
-    if nobody_lives and options.create:
-        stale = [file for file in files if file != own or not boot]
-        for file in stale:
-            file.unlink(missing_ok=True)
-        if stale:
-            tell(restarted(f"{stale[0]} is of an earlier start of the machine, or of another slidegate"))
-    elif not nobody_lives and files:
-        own = files[0]
-        version = _NAME.fullmatch(own.name)
-        if version is None or int(version[1]) != LAYOUT:
-            raise ConfigurationError(
-                f"lmdb: {path} is in use with layout {version[1] if version else own.name} by another version of "
-                f"slidegate, and this one uses {LAYOUT}; stop those workers first, or choose another path"
-            )
-    gate.join()
-    return Choice(own, nobody_lives and options.create)
+    files = sorted(path.glob("counts-*.mdb"))
+    if not files:
+        return None
+    name = _NAME.fullmatch(files[0].name)
+    if name is None or int(name[1]) != LAYOUT:
+        raise ConfigurationError(
+            f"lmdb: {path} is in use with layout {name[1] if name else files[0].name} by another version of "
+            f"slidegate, and this one uses {LAYOUT}; stop those workers first, or choose another path"
+        )
+    return files[0]
 
 
-def _go_on(choice: Choice, gate: Gate, options: Options) -> CountsFile:
-    """Open an existing file; make it larger if it is ours and the options say so.
+def _delete_all_but(own: Path, tell: Tell, *, keeps: bool) -> None:
+    """Delete the files of other starts, and this one's, too, unless it keeps that: nobody knows which start it is."""
+    stale = [file for file in sorted(own.parent.glob("counts-*.mdb")) if file != own or not keeps]
+    for file in stale:
+        file.unlink(missing_ok=True)
+    if stale:
+        tell(restarted(f"{stale[0]} is of an earlier start of the machine, or of another slidegate"))
+
+
+def _go_on(path: Path, gate: Gate, options: Options, *, is_alone: bool) -> CountsFile:
+    """Open an existing file; who is alone makes it larger if the options say so.
 
     Raises:
         FileNotFoundError: It does not exist.
         lmdb.Error: It is damaged, incomplete, or was used behind another gate.
         OSError: There is no disk space to make it larger.
     """
-    bytes_before, size = choice.path.stat().st_size, _SIZE_IN_FILE
-    if choice.is_ours and options.max_map_size:
+    bytes_before, size = path.stat().st_size, _SIZE_IN_FILE
+    if is_alone and options.max_map_size:
         size = max(options.max_map_size, bytes_before)
-    counts = _mapped(choice.path, size, options)
+    counts = CountsFile(path, size, create=options.create)
     try:
-        if choice.is_ours and counts.takes_space:
-            _take_space(counts, bytes_before)
-        counts.dbs = _databases(counts, create=False)
-        ready = _read_ready(counts, writes=choice.is_ours)
+        if is_alone:
+            counts.take_space(bytes_before)
+        counts.open_databases(create=False)
+        with counts.lmdb.begin(counts.dbs.meta, write=is_alone) as txn:
+            counts.check(txn)
+            ready: bytes = txn.get(_READY, b"")
+            if is_alone:
+                txn.put(_READY, ready)  # any write puts the size of the map into the file, too
         if ready[:-_CELL_KEY_BYTES] != gate.identity():
             raise lmdb.InvalidError("it was not complete, or was used behind another gate")
         counts.dbs = counts.dbs._replace(cell_key=ready[-_CELL_KEY_BYTES:])
@@ -288,10 +331,9 @@ def _begin_anew(path: Path, gate: Gate, options: Options, kept: Kept) -> CountsF
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     counts = None
     try:
-        counts = _mapped(path, options.max_map_size or NEW_MAP_SIZE, options)
-        if counts.takes_space:  # LMDB takes a file of zeros for a foreign one, so only now
-            _take_space(counts, 0)
-        counts.dbs = _databases(counts, create=True)
+        counts = CountsFile(path, options.max_map_size or NEW_MAP_SIZE, create=True)
+        counts.take_space(0)  # LMDB takes a file of zeros for a foreign one, so only now
+        counts.open_databases(create=True)
         kept.read(partial(_fill, counts))  # in order, which fills whole pages
         with counts.lmdb.begin(counts.dbs.meta, write=True) as txn:
             txn.put(_READY, gate.identity() + counts.dbs.cell_key)
@@ -303,57 +345,48 @@ def _begin_anew(path: Path, gate: Gate, options: Options, kept: Kept) -> CountsF
     return counts
 
 
-def _mapped(path: Path, size: int, options: Options) -> CountsFile:
-    """Map a file, of which a descriptor is kept beside LMDB's."""
-    has_space = options.create and takes_space(path)  # a tool leaves no trace where it only reads
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        environment: Any = lmdb.open(
-            str(path),
-            map_size=size,
-            subdir=False,
-            mode=0o600,
-            max_dbs=len(NAMES),
-            max_spare_txns=0,
-            lock=False,  # everything happens behind the gate
-            sync=False,  # what has to survive a crash of the machine is kept
-            metasync=False,
-            writemap=has_space,
-        )
-    except BaseException:
-        os.close(file)
-        raise
-    return CountsFile(path, environment, file, takes_space=has_space)
+def _fill(counts: CountsFile, kind: str, kept: list[tuple[bytes, bytes]]) -> int:
+    """Write rows that are kept into a new file; return how many cannot be read.
 
-
-def _take_space(counts: CountsFile, bytes_before: int) -> None:
-    """Take the disk space of the whole file; if there is too little, cut the file off where it ended."""
-    try:
-        counts.take_space()
-    except OSError as error:
-        os.truncate(counts.path, bytes_before)
-        needs = f"{error.strerror}: the file has {counts.size >> 20} MiB (max_map_size)"
-        raise OSError(error.errno, needs, str(counts.path)) from error
-
-
-def _databases(counts: CountsFile, *, create: bool) -> Databases:
-    dbs = {name: counts.lmdb.open_db(name.encode(), create=create) for name in NAMES}
-    return Databases(**dbs, cell_key=os.urandom(_CELL_KEY_BYTES))
-
-
-def _read_ready(counts: CountsFile, *, writes: bool) -> bytes:
-    """Return what was written when the file was complete; any write puts the size of the map into the file, too."""
-    with counts.lmdb.begin(counts.dbs.meta, write=writes) as txn:
-        counts.check(txn)
-        ready: bytes = txn.get(_READY, b"")
-        if writes:
-            txn.put(_READY, ready)
-    return ready
-
-
-def _fill(counts: CountsFile, rows: list[tuple[bytes, bytes]]) -> int:
-    """Write rows that are kept into a new file; return how many cannot be read."""
+    Those that are over are found by the next sweeps, which know the clock of the store.
+    """
+    unreadable = 0
     with counts.lmdb.begin(write=True) as txn:
-        unreadable = write_rows(txn, counts.dbs, rows)
+        rows = TransactionRows(txn, counts.dbs, 0, lambda: 2**62)
+        bans = LmdbBanRows(rows, {})
+        for row, stored in kept:
+            try:
+                fields = json.loads(stored)
+                if kind == BANS:
+                    bans.restore_ban(fields)
+                elif kind == LEVELS:
+                    key, _, policy = row.partition(BETWEEN)
+                    bans.restore_level(policy.decode(), key.decode(), fields)
+                else:
+                    spent, until_us = fields["spent"], fields["until_us"]
+                    txn.put(row, NO_LIFE + pack_head(spent, spent, until_us, until_us), db=counts.dbs.windows)
+                    rows.recheck_at(counts.dbs.ends, 0, row, WINDOWS)
+            except _UNREADABLE:
+                unreadable += 1
         counts.check(txn)
     return unreadable
+
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+
+def boot_us() -> int:
+    """Return the time since the machine was started, in microseconds."""
+    return time.clock_gettime_ns(_CLOCK) // 1000
+
+
+def boot_id() -> str:
+    """Return 32 hexadecimal digits that differ after each start of the machine; empty if the system has no boot id."""
+    try:
+        if sys.platform == "darwin":
+            said = subprocess.run(_MACOS_BOOT_ID, capture_output=True, text=True, check=True, timeout=10).stdout
+        else:
+            said = _BOOT_ID.read_text(encoding="ascii")
+        return f"{int(said.strip().replace('-', ''), 16):032x}"
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""

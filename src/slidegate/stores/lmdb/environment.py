@@ -1,6 +1,6 @@
 """The environment of a directory: the file of this start of the machine, used by one process at a time behind a gate.
 
-    counts-<layout>-<boot id>.mdb     windows, permits, rows of workers, and the bans in force, see `layout`, `counts`
+    counts-<layout>-<boot id>.mdb     windows, permits, rows of workers, and the bans in force, see `rows`, `counts`
     kept.mdb                          what survives a restart of the machine, see `kept`
     gate, users                       whose turn it is, and who lives, see `gate`
 
@@ -9,47 +9,48 @@ process is in the way, and no two processes need to see each other's process ids
 for: one stopped process must not block every event loop of the host. For the other threads of its process a thread may
 wait for its turn, see `gate.Turns`.
 
-A process has one environment for each path, see `registry`.
+A process has one environment for each path, which its stores share. Neither an LMDB environment nor a file lock
+survives `fork`: a child closes what it has inherited, and opens the files again. It could not close an environment in
+which another thread has a transaction, so a fork waits for its end.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from enum import Enum, auto
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import lmdb
 
-from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, StoreUnavailable
+from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, StoreUnavailable, quoted
 from ...core.events import Event
-from ..forks import begin_anew_if_forked
+from ...core.logs import written
+from ...core.store import COMMAND_DEADLINE_S
+from ..forks import InChild, ProcessLock, begin_anew_if_forked
 from .counts import CountsFile, Options, open_file, restarted
-from .gate import (
-    DISK_FULL,
-    POLL_S,
-    TURNS,
-    Gate,
-    check_directory,
-    check_files,
-    patience_s,
-    pause,
-    unusable,
-    wait_s_until,
-)
-from .kept import Kept
-from .layout import DAMAGE, Databases
+from .gate import DISK_FULL, POLL_S, TURNS, WAIT_S, Gate, check_directory, patience_s, pause, unusable
+from .kept import COPYING, Kept, in_background
+from .rows import DAMAGE, Databases
 
 T = TypeVar("T")
 
 EXAMINE_EVERY_S: Final = 1.0
-NO_ROOM: Final = (lmdb.MapFullError, lmdb.DiskError, lmdb.MemoryError)
+NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
 """Errors of LMDB after which it goes on."""
+FORK_S: Final = 5.0
+"""How long a fork waits for a transaction, or for files that are opened."""
+_ADDRESS: Final = re.compile(r"\w[\w+.-]*:/")
+"""How an address begins, also one that was made a path; it may have a password, which a directory's name would show."""
 
 
 class State(Enum):
@@ -183,15 +184,20 @@ class Environment:
         """
         answers: list[T] = []
         try:
-            while not self.run(lambda txn: answers.append(work(txn, self.counts.dbs)), wait_s_until(until_s)):
-                if self._state is State.CLOSED:
-                    raise StoreUnavailable(f"lmdb: {self.path} was closed")
-                pause(until_s)
+            while not answers:
+                wait_s = min(max(until_s - time.monotonic(), 0.0), WAIT_S)
+                if not self.run(lambda txn: answers.append(work(txn, self.counts.dbs)), wait_s):
+                    self._expect_open()
+                    pause(until_s)
         except lmdb.Error as error:
             raise self.failure(error) from error
         return answers[0]
 
-    # -- opening and closing -----------------------------------------------------------------------------------------
+    def _expect_open(self) -> None:
+        if self._state is State.CLOSED:
+            raise StoreUnavailable(f"lmdb: {self.path} was closed")
+
+    # -- opening -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Open the files; where somebody stays behind the gate, the first question opens them.
@@ -202,10 +208,12 @@ class Environment:
         """
         until_s = time.monotonic() + patience_s()
         try:
-            while self._state is State.SHUT and not self.run(self._take_over) and time.monotonic() < until_s:
+            while self._state is State.SHUT and not self.run(self._take_over):
+                if time.monotonic() >= until_s:
+                    return
                 time.sleep(POLL_S)
         except StoreUnavailable as error:
-            if isinstance(error.__cause__, ConfigurationError) and self.options.create:
+            if self.options.create and isinstance(error.__cause__, ConfigurationError):
                 raise error.__cause__ from error.__cause__.__cause__
             raise
 
@@ -221,8 +229,11 @@ class Environment:
             StoreUnavailable: The files cannot be used.
         """
         try:
-            if not self.gate.is_open and not self._open_gate():
-                return False
+            if not self.gate.is_open:
+                if self._state is State.CLOSED:
+                    return False
+                check_directory(self.path, create=self.options.create)
+                self.gate.open()
             if not self.gate.enter():
                 return False
             if self._state is State.OPEN and time.monotonic() < self._examine_at_s:
@@ -235,17 +246,6 @@ class Environment:
             cause.__cause__ = error
             raise StoreUnavailable(str(cause)) from cause
 
-    def _open_gate(self) -> bool:
-        """Check that the files are ours alone, and open the gate; return False if the environment was closed."""
-        if self._state is State.CLOSED:
-            return False
-        if self.options.create:
-            check_directory(self.path)
-        else:
-            check_files(self.path)
-        self.gate.open()
-        return True
-
     def _examine(self) -> bool:
         """Compare the files with those at their paths, and open what is not open; return False if they are in use."""
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
@@ -257,17 +257,13 @@ class Environment:
             self._shut()
             self.gate.close()  # whoever comes next enters the new one
             return False
+        if self._state is State.OPEN:
+            return True
         if self._state is State.DAMAGED and self.options.create and self.counts.is_in_place():
             self.counts.path.unlink(missing_ok=True)  # else another process has already begun it anew
             self.pending_events.append(restarted(f"{self.counts.path} was damaged ({self._damage})"))
-        if self._state is State.OPEN:
-            return True
         self._shut()
-        return self._state is State.SHUT and self._open()
-
-    def _open(self) -> bool:
-        """Open the file of counts; return False if what it would be begun anew from is in use."""
-        check_files(self.path)  # LMDB would read a FIFO for ever, and keep all threads from running
+        check_directory(self.path, create=False)  # LMDB would read a FIFO for ever, and keep all threads from running
         try:
             counts = open_file(self.path, self.gate, self.kept, self.options, self.pending_events.append)
         except lmdb.Error as error:
@@ -276,6 +272,8 @@ class Environment:
             return False
         self.counts, self._state = counts, State.OPEN
         return True
+
+    # -- closing -----------------------------------------------------------------------------------------------------
 
     def keep(self, wait_s: float) -> bool:
         """Copy what is not kept yet, before the files are closed; return False if others are in the way for so long."""
@@ -305,3 +303,122 @@ class Environment:
         self._inside = 0
         self.gate.close()
         self._shut()
+
+
+# -- the environments of this process ----------------------------------------------------------------------------------
+
+
+_open: Final[dict[Path, Environment]] = {}
+_counting: Final = ProcessLock()
+"""Held while an environment gets a user or loses one."""
+
+
+def open_environment(path: str | PathLike[str], options: Options) -> Environment:
+    """Return the environment at a path, opened once per process; `close_environment` has to be called for each result.
+
+    Raises:
+        ConfigurationError: The path cannot be used, or is open with other options.
+        StoreUnavailable: It cannot be opened, and the options say not to create it.
+    """
+    real_path = _real_path(path)
+    with _counting:
+        environment = _open.setdefault(real_path, Environment(real_path, options))
+        if environment.options != options:
+            raise ConfigurationError(
+                f"lmdb: {real_path} is open in this process with {written(environment.options._asdict())}, "
+                f"not {written(options._asdict())}; use the same options"
+            )
+        environment.users += 1
+    try:
+        environment.start()
+    except BaseException:
+        close_environment(environment)
+        raise
+    return environment
+
+
+def _real_path(path: str | PathLike[str]) -> Path:
+    """Return a path without symbolic links.
+
+    Raises:
+        ConfigurationError: It is no path.
+    """
+    try:
+        if path and not _ADDRESS.match(os.fsdecode(path)):
+            return Path(os.path.realpath(path))
+    except (TypeError, ValueError):
+        pass
+    raise ConfigurationError(f'path: expected a directory, for example "/var/lib/app/slidegate", not {quoted(path)}')
+
+
+def close_environment(environment: Environment) -> Future[None] | None:
+    """Close an environment if no other store of this process uses it, and what has changed is kept.
+
+    Returns:
+        None, or what a thread does who waits for others: for a copy, or for a thread that has its turn.
+    """
+    with _counting:
+        environment.users -= 1
+    wait_s = patience_s()
+    try:
+        is_kept = bool(environment.users) or environment.keep(wait_s)
+    except BaseException:  # of a signal handler; LMDB opens no file twice
+        _close_unused(environment, wait_s)
+        raise
+    if is_kept and _close_unused(environment, wait_s):
+        return None
+
+    def close() -> None:
+        environment.keep(COMMAND_DEADLINE_S)
+        _close_unused(environment, -1)
+
+    return in_background(close)
+
+
+def _close_unused(environment: Environment, wait_s: float) -> bool:
+    """Close an environment if no store uses it, in a turn of this thread; return whether there was one.
+
+    Args:
+        environment: The environment.
+        wait_s: How long to wait for the turn; -1 for ever.
+    """
+    try:
+        if not TURNS.lock.acquire(timeout=wait_s):
+            return False
+        with _counting:
+            is_unused = not environment.users and _open.get(environment.path) is environment
+            if is_unused:
+                del _open[environment.path]
+        if is_unused:
+            environment.close()
+        return True
+    finally:
+        with suppress(RuntimeError):  # another thread has it
+            TURNS.lock.release()
+
+
+_fork: Final = threading.local()
+"""Has as `held` the locks that this thread keeps from others over its fork."""
+
+
+def _before_fork() -> None:
+    """Wait until nobody copies, or is in a transaction."""
+    _fork.held = [turns.lock for turns in (COPYING, TURNS) if turns.lock.acquire(timeout=FORK_S)]
+
+
+def _after_fork() -> None:
+    for lock in _fork.held:
+        lock.release()
+
+
+def _begin_anew() -> None:
+    """Close the files, as a child of fork."""
+    TURNS.begin_anew()
+    COPYING.begin_anew()
+    for environment in _open.values():
+        environment.kept.close_in_child()
+        environment.close_files()
+
+
+_in_child: Final = InChild(_begin_anew)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

@@ -21,13 +21,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ...core.errors import ConfigurationError, StoreTimeout
 from ..shared import on_loop
 
 GATE: Final = "gate"
 USERS: Final = "users"
-FILES: Final = (GATE, USERS, "kept.mdb*", "counts-*")
-"""The names of our files, as patterns."""
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 POLL_S: Final = 0.000_5
 TRY_S: Final = 0.005
@@ -35,8 +33,8 @@ TRY_S: Final = 0.005
 WAIT_S: Final = 1.0
 """How long one without a loop does: the others may be many, which all want to run Python code."""
 
-_OURS: Final = b"slidegate gate \n"
-"""How the gate begins."""
+_FILES: Final = (GATE, USERS, "kept.mdb*", "counts-*")
+"""The names of our files, as patterns."""
 _OTHER: Final = "data.mdb"
 """The file of another program's environment, or of a slidegate before layout 12."""
 _REMEDIES: Final = {
@@ -51,60 +49,53 @@ _CLAIM_UNTIL_S: Final = 0.05
 # -- the directory -----------------------------------------------------------------------------------------------------
 
 
-def check_directory(path: Path) -> None:
-    """Create the directory of an environment if it is missing, and check that no other user can write to its files.
+def check_directory(path: Path, *, create: bool) -> None:
+    """Check that a directory has no files but ours, to which no other user can write.
 
-    Another user with write access could truncate a mapped file, and so crash the process.
+    Another user with write access could truncate a mapped file, and so crash the process. Opening what is no regular
+    file, such as a FIFO, could block.
+
+    Args:
+        path: The directory.
+        create: Whether to create it if it is missing.
 
     Raises:
         ConfigurationError: It cannot be used; the message names the reason and the remedy.
+        OSError: It cannot be read.
     """
     try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        status = path.stat()
+        path.parent.stat()
+        if create:
+            path.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
         raise ConfigurationError(f"lmdb: {path.parent} does not exist; create it, or choose another path") from None
     except FileExistsError:
         raise ConfigurationError(
             f"lmdb: {path} is a file; expected a directory, or a path where one can be created"
         ) from None
-    except OSError as error:
-        raise unusable(path, error) from error
-    for checked, mode in {path: status.st_mode, **check_files(path)}.items():
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigurationError(
-                f"lmdb: other users may write to {checked}, and change counts and bans; chmod go-w {checked}"
-            )
-
-
-def check_files(path: Path) -> dict[Path, int]:
-    """Check that the existing files of an environment are regular files, and return their modes.
-
-    Opening another kind, such as a FIFO, could block.
-
-    Raises:
-        ConfigurationError: One is not a regular file, or its status cannot be read; or there is a file of others.
-    """
-    modes = {}
-    for place in [path / _OTHER, *[place for pattern in FILES for place in path.glob(pattern)]]:
+    if (path / _OTHER).exists():
+        raise ConfigurationError(
+            f"lmdb: {path} contains {_OTHER} of another program or an earlier slidegate; choose another path; to keep "
+            "its bans, write the lines of `limiter.export_bans()` with the version that wrote it, and pass them to "
+            "`limiter.import_bans()` of this one"
+        )
+    for place in [path, *[file for pattern in _FILES for file in path.glob(pattern)]]:
         try:
             mode = place.lstat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise unusable(path, error) from error
-        if place.name == _OTHER:
-            raise ConfigurationError(
-                f"lmdb: {path} contains {_OTHER} of another program or an earlier slidegate; choose another path; to "
-                "keep its bans, write the lines of `limiter.export_bans()` with the version that wrote it, and pass "
-                "them to `limiter.import_bans()` of this one"
-            )
-        if not stat.S_ISREG(mode):
+        except FileNotFoundError:
+            continue  # another process has just deleted it
+        if place != path and not stat.S_ISREG(mode):
             raise ConfigurationError(
                 f"lmdb: {place} is not a regular file ({stat.filemode(mode)}); remove it, or choose another path"
             )
-        modes[place] = mode
-    return modes
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigurationError(
+                f"lmdb: other users may write to {place}, and change counts and bans; chmod go-w {place}"
+            )
+    if not create and not (path / GATE).exists():
+        raise ConfigurationError(
+            f"lmdb: there is no store at {path}: {path / GATE} does not exist; the first worker creates it"
+        )
 
 
 def unusable(path: Path, error: OSError) -> ConfigurationError:
@@ -149,28 +140,30 @@ class Gate:
         """Open the files.
 
         Raises:
-            ConfigurationError: They cannot be opened, or are not ours.
-            StoreUnavailable: They do not exist, and nothing may be created.
+            OSError: They cannot be opened.
         """
         self.close()  # the first file, where the second one could not be opened
-        self.file = self._opened(GATE, _OURS)
-        self._users = self._opened(USERS, b"")
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK in case it is a FIFO or a device
+        if self._create:
+            flags |= os.O_CREAT
+        self.file = os.open(self._path / GATE, flags, 0o600)
+        self._users = os.open(self._path / USERS, flags, 0o600)
         self.is_open = True
 
     def enter(self) -> bool:
         """Enter without waiting; return False if another process is inside."""
-        return _try_flock(self.file, fcntl.LOCK_EX)
+        return try_flock(self.file, fcntl.LOCK_EX)
 
     def is_alone(self) -> bool:
         """Return whether no process lives; then nobody else can join until this one does. Called inside the gate."""
-        return not self._lives and _try_flock(self._users, fcntl.LOCK_EX)
+        return not self._lives and try_flock(self._users, fcntl.LOCK_EX)
 
     def join(self) -> None:
         """Become one of those who live; a tool only lets them join again. Called inside the gate, after `is_alone`."""
         operation = fcntl.LOCK_UN
         if self._create:
             operation = fcntl.LOCK_SH
-        _try_flock(self._users, operation)
+        try_flock(self._users, operation)
         self._lives = self._create
 
     def is_in_place(self) -> bool:
@@ -190,41 +183,8 @@ class Gate:
         self.file = self._users = -1
         self.is_open = self._lives = False
 
-    def _opened(self, name: str, content: bytes) -> int:
-        """Open a file; if it is empty, give it its content."""
-        place = self._path / name
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK in case it is a FIFO or a device
-        if self._create:
-            flags |= os.O_CREAT
-        try:
-            file = os.open(place, flags, 0o600)
-        except OSError as error:
-            if not self._create and isinstance(error, FileNotFoundError):
-                raise self._missing(place) from None
-            raise unusable(self._path, error) from error
-        try:
-            found = os.pread(file, len(content) + 1, 0)
-            if not found and content and self._create:
-                os.pwrite(file, content, 0)
-                found = content
-        except OSError as error:
-            os.close(file)
-            raise unusable(self._path, OSError(error.errno, error.strerror, str(place))) from error
-        if found[: len(_OURS)] != content:
-            os.close(file)
-            raise ConfigurationError(
-                f"lmdb: {self._path} contains other data, such as {place}; choose a directory for slidegate alone"
-            )
-        return file
 
-    def _missing(self, place: Path) -> StoreUnavailable:
-        missing, remedy = place, "the first worker creates it"
-        if not self._path.parent.exists():
-            missing, remedy = self._path.parent, "create it, or choose another path"
-        return StoreUnavailable(f"lmdb: there is no store at {self._path}: {missing} does not exist; {remedy}")
-
-
-def _try_flock(file: int, operation: int) -> bool:
+def try_flock(file: int, operation: int) -> bool:
     """Lock or unlock a file without waiting; return False if another process has it."""
     try:
         fcntl.flock(file, operation | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ deletes the names unless the rows have changed again. Nobody is behind the gate 
 About a second after a change a thread copies; a command of an operator, and whoever closes the files, copies at once.
 One at a time does, in one process, behind a `flock` on `kept.mdb` that is tried. The rows in it:
 
-    bans, levels    as in the file of counts, see `bans`
+    bans, levels    as in the file of counts, see `rows`
     windows         those of quotas: what is spent, and the end of the period, as JSON
     version         the version of these rows
 
@@ -31,7 +31,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from struct import error as StructError
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import lmdb
@@ -40,12 +39,11 @@ from lmdb.verify import VerifyError, verify
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
 from ...core.logs import Throttle
-from ...core.packing import pack_head, read_head
+from ...core.packing import read_head
 from ...core.store import COMMAND_DEADLINE_S
 from ...core.stored import json_of
-from .bans import LmdbBanRows
-from .gate import Turns, is_file_at, pause
-from .layout import ALL_WINDOWS, BETWEEN, DAMAGE, HEAD, NO_LIFE, Databases, TransactionRows
+from .gate import Turns, is_file_at, pause, try_flock
+from .rows import ALL_WINDOWS, BANS, DAMAGE, HEAD, LEVELS, NO_LIFE, WINDOWS, Databases
 
 KEPT: Final = "kept.mdb"
 VERSION: Final = b"1"
@@ -56,15 +54,10 @@ COPYING: Final = Turns()
 """The turn of the thread that has `kept.mdb` open: LMDB opens no file twice, and a fork waits until it is closed."""
 
 _ROUND: Final = b"round"  # the key of its number
-_KINDS: Final = {b"b": "bans", b"l": "levels", b"w": "windows"}
+_KINDS: Final = {b"b": BANS, b"l": LEVELS, b"w": WINDOWS}
 """The databases that survive, by the first letter of a name, which the row follows."""
 _MOST_GROWTH: Final = 2**28
 """How much the file may grow in one transaction."""
-_UNREADABLE: Final = (
-    *(ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError, StructError),
-    lmdb.BadValsizeError,
-)
-"""The errors of a row that was damaged. It spoils no other."""
 
 
 class Change(NamedTuple):
@@ -92,7 +85,7 @@ def note_all(txn: Any, dbs: Databases) -> None:
     """Leave the names of all rows that survive, where `kept.mdb` has none of them any more."""
     for letter, kind in _KINDS.items():
         rows = txn.cursor(getattr(dbs, kind))
-        note(txn, dbs, [letter + row for row, stored in rows if kind != "windows" or stored.startswith(NO_LIFE)])
+        note(txn, dbs, [letter + row for row, stored in rows if kind != WINDOWS or stored.startswith(NO_LIFE)])
 
 
 def exchange(txn: Any, dbs: Databases, copied: Sequence[Change]) -> list[Change]:
@@ -205,27 +198,22 @@ class Kept:
         """
         if not COPYING.lock.acquire(blocking=False):
             return False
-        if self._locked:
-            self._locked += 1
+        self._locked += 1
+        if self._locked > 1:
             return True
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        is_ours = False
         try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             self._file = os.open(self.path, flags, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_in_place = is_file_at(self._file, self.path)
-        except BlockingIOError:
-            is_in_place = False
-        except BaseException:
-            self.unlock()
-            raise
-        self._locked = 1
-        if not is_in_place:
-            self.unlock()
-        return is_in_place
+            is_ours = try_flock(self._file, fcntl.LOCK_EX) and is_file_at(self._file, self.path)
+            return is_ours
+        finally:
+            if not is_ours:
+                self.unlock()
 
     def unlock(self) -> None:
         """Unlock the file, and close it."""
-        self._locked = max(self._locked - 1, 0)
+        self._locked -= 1
         if not self._locked:
             file, self._file = self._file, -1
             if file >= 0:
@@ -258,11 +246,12 @@ class Kept:
                     else:
                         txn.put(row, stored, db=database)
 
-    def read(self, take: Callable[[list[tuple[bytes, bytes]]], int]) -> None:
+    def read(self, take: Callable[[str, list[tuple[bytes, bytes]]], int]) -> None:
         """Pass on all rows, in order; called while it is locked.
 
         Args:
-            take: Called with names of rows and their values, some of which are over; returns how many it cannot read.
+            take: Called with the name of a database, rows and their values, some of which are over; returns how many it
+                cannot read.
 
         Raises:
             ConfigurationError: A later version has written them.
@@ -275,8 +264,8 @@ class Kept:
                 for letter, database in _databases(kept).items():
                     with kept.begin(database) as txn:
                         rows = txn.cursor().iternext()
-                        while some := [(letter + row, stored) for row, stored in islice(rows, MOST)]:
-                            unreadable += take(some)
+                        while some := list(islice(rows, MOST)):
+                            unreadable += take(_KINDS[letter], some)
         except DAMAGE as error:
             self._set_aside(error)
         if unreadable:
@@ -354,31 +343,6 @@ def _quota(stored: bytes, before: bytes) -> bytes:
     """Return the JSON of a quota, with what a later version has written beside it, given the value of its window."""
     spent, _, until_us, _ = read_head(stored[HEAD.size :])
     return json_of({**json.loads(before), "spent": spent, "until_us": until_us})
-
-
-def write_rows(txn: Any, dbs: Databases, kept: Iterable[tuple[bytes, bytes]]) -> int:
-    """Write rows that are kept into a new file of counts; return how many cannot be read.
-
-    Those that are over are found by the next sweeps, which know the clock of the store.
-    """
-    rows = TransactionRows(txn, dbs, 0, lambda: 2**62)
-    bans, unreadable = LmdbBanRows(rows, {}), 0
-    for name, stored in kept:
-        row = name[1:]
-        try:
-            fields = json.loads(stored)
-            if name.startswith(b"b"):
-                bans.restore_ban(fields)
-            elif name.startswith(b"l"):
-                key, _, policy = row.partition(BETWEEN)
-                bans.restore_level(policy.decode(), key.decode(), fields)
-            else:
-                spent, until_us = fields["spent"], fields["until_us"]
-                txn.put(row, NO_LIFE + pack_head(spent, spent, until_us, until_us), db=dbs.windows)
-                rows.recheck_at(dbs.ends, 0, row, "windows")
-        except _UNREADABLE:
-            unreadable += 1
-    return unreadable
 
 
 def in_background(work: Callable[[], object]) -> Future[None]:

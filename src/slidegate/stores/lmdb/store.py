@@ -5,9 +5,9 @@ transaction, and only one process has one at a time: it reads the rows, calls `c
 writes back those that changed.
 
 A hit is a method of `transaction.Transaction`. `batching` decides when `Transactions.write` runs it, alone or with
-others; `windows` and `bans` read and write the rows, and `core.decide` decides. `environment` has the files: the `gate`
+others; `windows` and `rows` read and write the rows, and `core.decide` decides. `environment` has the files: the `gate`
 behind which everything happens, the file of this start of the machine (`counts`), and `kept`, what survives the next
-one. `registry` has the environments of the process.
+one.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ from ..ban_book import BanBook, BookBans
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, in_steps, run_unless_on_loop, running_loop
 from ..system_clock import system_us
-from .bans import ban_of
 from .batching import PAUSE_S, Batcher
-from .counts import Options, Room
+from .counts import Options, Room, boot_us
+from .environment import close_environment, open_environment
 from .gate import TRY_S
-from .layout import DUE, boot_us, rows_from
-from .registry import close_environment, open_environment
+from .rows import DUE, ban_of, rows_from
 from .transaction import Settings, Transaction, Transactions
 from .windows import RENEWED_AT_ONCE, WORKER_ROWS
 

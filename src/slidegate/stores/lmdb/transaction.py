@@ -25,11 +25,10 @@ from ...core.store import Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US, BanBook
 from ..leases import HeldPermits
 from ..shared import keys_shared
-from .bans import CachedNetworks, LmdbBanRows, ban_of
 from .counts import CHECK_EVERY, Room
 from .environment import Environment
 from .kept import note
-from .layout import TransactionRows, row_of
+from .rows import CachedNetworks, LmdbBanRows, TransactionRows, ban_of, row_of
 from .windows import Bound, WindowRows, bind
 
 SWEEP_STEP: Final = 16

@@ -38,9 +38,8 @@ from ...core.store import Clock
 from ..leases import HeldPermits
 from ..shared import SHARED_CELLS, digest_of
 from .counts import Room
-from .layout import ALL_WINDOWS, BETWEEN, DUE, HEAD, NO_LIFE, TransactionRows, row_of
+from .rows import ALL_WINDOWS, BETWEEN, DUE, HEAD, NO_LIFE, WINDOWS, TransactionRows, row_of
 
-WINDOWS: Final = "windows"
 CELLS: Final = "cells"
 STRIKES: Final = "strikes"
 PERMITS: Final = "permits"

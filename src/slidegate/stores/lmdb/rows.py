@@ -1,4 +1,4 @@
-"""Bans and levels as rows of an LMDB environment; strikes are windows, see `windows`.
+"""The rows of the file: its databases, how rows are named and swept, and the rows of bans and levels.
 
     bans      key                  the ban as JSON
     bans      key 0xff             the ban as JSON, of a network
@@ -7,27 +7,48 @@
     meta      "networks"           the keys of the bans of networks, after 8 random bytes as their version
 
 JSON has the fields by name: those of later versions are ignored, and kept as long as the row is. Each change of a ban
-or of a level is noted, because it survives a restart of the machine, see `kept`.
+or of a level is noted, because it survives a restart of the machine, see `kept`. The other databases have windows, also
+those of strikes, and permits, see `windows`; and the rows of workers, see `store`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from struct import Struct
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import lmdb
 
 from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import Level
+from ...core.store import Clock
 from ...core.stored import json_of, read_by_name, read_json
-from .layout import BETWEEN, DUE, NETWORKS, Fields, TransactionRows, row_of
+
+NETWORKS: Final = b"networks"
+"""The key of the list of banned networks, which begins with random bytes that differ after each change."""
+
+DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
+"""What LMDB reports of a damaged file. All other errors are those of this process, and the file stays."""
+
+HEAD: Final = Struct("=q")
+"""The head of the value of a window: its life, or 0 for a quota."""
+NO_LIFE: Final = HEAD.pack(0)
+ALL_WINDOWS: Final = b"a"
+"""The name under which it is noted that all windows were deleted; it comes before those of windows."""
+WINDOWS: Final = "windows"
+BANS: Final = "bans"
+LEVELS: Final = "levels"
+DUE: Final = Struct(">q")
+BETWEEN: Final = b"\xff"
+"""Separates a key from the rest of its row; it never occurs in UTF-8 text."""
 
 _VERSION_BYTES: Final = 8
 """Random, so that no two processes write the same version."""
 _NO_NETWORKS: Final = bytes(_VERSION_BYTES) + b"[]"
 """What is read where no network has ever been banned."""
-BANS: Final = "bans"
-LEVELS: Final = "levels"
 _END: Final = {BANS: "until_us", LEVELS: "over_us"}
 """The fields with the ends of rows."""
 
@@ -35,6 +56,126 @@ CachedNetworks: TypeAlias = dict[bytes, BannedNetworks]
 """The banned networks as this process last read them, by the bytes of their version: one entry at most.
 
 A transaction that fails after it has changed them leaves a version here that no row has, so it is never found."""
+
+
+class Databases(NamedTuple):
+    """The databases of an environment, and the random key of the hash that selects shared cells."""
+
+    meta: Any
+    windows: Any
+    cells: Any
+    permits: Any
+    strikes: Any
+    bans: Any
+    levels: Any
+    worker_rows: Any
+    ends: Any
+    ban_ends: Any
+    unkept: Any
+    cell_key: bytes
+
+
+NAMES: Final = Databases._fields[:-1]
+
+DueAt: TypeAlias = Callable[[str, bytes, bytes], int | None]
+"""Returns when a row ends (None for never), given the name of its database, the row and its value."""
+
+
+def row_of(key: str, name: bytes = b"") -> bytes:
+    """Return the row of a key under a name; without a name, the common prefix of all rows of this key only."""
+    return key.encode() + BETWEEN + name
+
+
+def rows_from(cursor: Any, first: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of a database from `first` on, in order, and their values."""
+    if cursor.set_range(first):
+        yield from cursor.iternext()
+
+
+class TransactionRows:
+    """The rows in one transaction.
+
+    Args:
+        txn: LMDB's transaction.
+        dbs: The databases.
+        now_us: The store's time, in microseconds.
+        unix_us: Returns Unix time in microseconds.
+
+    Attributes:
+        noted: The names of rows that have changed and survive a restart of the machine, see `kept`: the first letter of
+            their database, and the row.
+    """
+
+    __slots__ = ("dbs", "noted", "now_us", "txn", "unix_us")
+
+    def __init__(self, txn: Any, dbs: Databases, now_us: int, unix_us: Clock) -> None:
+        self.txn = txn
+        self.dbs = dbs
+        self.now_us = now_us
+        self.unix_us = unix_us
+        self.noted: list[bytes] = []
+
+    def note(self, kind: str, row: bytes) -> None:
+        """Note that a row has changed, which survives a restart of the machine."""
+        self.noted.append(kind[0].encode() + row)
+
+    def starting_with(self, first: bytes, database: Any) -> list[tuple[bytes, bytes]]:
+        """Return the rows of a database that begin with `first`, and their values."""
+        found: list[tuple[bytes, bytes]] = []
+        with self.txn.cursor(database) as cursor:
+            for row, stored in rows_from(cursor, first):
+                if not row.startswith(first):
+                    break
+                found.append((row, stored))
+        return found
+
+    def recheck_at(self, index: Any, due_us: int, row: bytes, kind: str) -> None:
+        """Schedule a check of a row.
+
+        Args:
+            index: The index by time, `ends` or `ban_ends`.
+            due_us: When to check the row, in microseconds.
+            row: The row.
+            kind: The name of its database.
+        """
+        self.txn.put(DUE.pack(due_us) + row, kind.encode(), db=index)
+
+    def check_due(self, index: Any, now_us: int, max_count: int, due_us: DueAt) -> bool:
+        """Check rows that are due, and delete those that have expired; return whether more rows may be due.
+
+        Args:
+            index: The index by time, `ends` or `ban_ends`.
+            now_us: The time, in microseconds.
+            max_count: The most rows to check.
+            due_us: Returns when a row ends: it is deleted then, and checked again if that is later.
+        """
+        for _ in range(max_count):
+            with self.txn.cursor(index) as cursor:
+                if not cursor.first():
+                    return False
+                entry = cursor.key()
+                if DUE.unpack_from(entry)[0] > now_us:
+                    return False
+                row = entry[DUE.size :]
+                kind = cursor.value().decode()
+                cursor.delete()
+            database = getattr(self.dbs, kind)
+            stored = self.txn.get(row, None, database)
+            if stored is None:
+                continue
+            moment_us = due_us(kind, row, stored)
+            if moment_us is None:
+                continue
+            if moment_us > now_us:
+                self.recheck_at(index, moment_us, row, kind)
+            else:
+                self.txn.delete(row, b"", database)
+                if kind in ("bans", "levels") or (kind == "windows" and stored.startswith(NO_LIFE)):
+                    self.note(kind, row)
+        return True
+
+
+# -- bans and levels ---------------------------------------------------------------------------------------------------
 
 
 class LmdbBanRows:
@@ -66,7 +207,7 @@ class LmdbBanRows:
         """See `BanRows`."""
         self.restore_ban(ban._asdict())
 
-    def restore_ban(self, fields: Fields) -> None:
+    def restore_ban(self, fields: Mapping[str, Any]) -> None:
         """Store a ban, given its fields, as `put_ban` does."""
         ban = read_by_name(Ban, fields)
         if ban.network() is not None:
@@ -115,7 +256,7 @@ class LmdbBanRows:
         """See `BanRows`."""
         self.restore_level(policy, key, level._asdict())
 
-    def restore_level(self, policy: str, key: str, fields: Fields) -> None:
+    def restore_level(self, policy: str, key: str, fields: Mapping[str, Any]) -> None:
         """Store a level, given its fields, as `put_level` does."""
         self._write(LEVELS, row_of(key, policy.encode()), fields)
 
@@ -147,7 +288,7 @@ class LmdbBanRows:
             self._keep_networks(self.networks().without(*ended_networks))
         return is_more
 
-    def _write(self, kind: str, row: bytes, new: Fields | None) -> None:
+    def _write(self, kind: str, row: bytes, new: Mapping[str, Any] | None) -> None:
         """Replace or delete a row, and its end in the index.
 
         Args:
