@@ -48,10 +48,6 @@ STRICTEST_FIRST: Final[tuple[OnError, ...]] = ("deny", "local", "allow")
 """Of the rules of one question, the first of these that one of them has decides."""
 RETRY_US: Final = 1_000_000
 """When a request that is refused without a store may come again; a store that fails is asked once a second."""
-SWEEP_EVERY_US: Final = 100_000
-"""How often, after an outage, the memory is reclaimed of some windows that this process has counted in."""
-SWEEP_FOR_US: Final = 3_600_000_000
-"""How long: nobody else asks a store that no outage needs, and most windows are over by then."""
 _UNANSWERED: Final[Any] = object()
 _MISTAKES: Final = (ConfigurationError, StoreReadOnly)
 """The errors of a caller, which are no failures of the store."""
@@ -86,18 +82,11 @@ class Fallback:
         local: Counts with ``"local"``: a store of this process that answers at once. Its windows expire by themselves,
             so that several outages admit an amount once.
         on_error: What decides for rules that do not say it.
-        clock: Returns monotonic time in microseconds.
-
-    Attributes:
-        has_counted: Whether it has counted lately, so that `sweep` has something to do.
     """
 
-    def __init__(self, local: Store, on_error: OnError, clock: Clock) -> None:
+    def __init__(self, local: MemoryStore, on_error: OnError) -> None:
         self.local = local
-        self.has_counted = False
         self._on_error: OnError = on_error
-        self._clock = clock
-        self._sweep_us = self._used_us = 0
 
     def decide(self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], *subjects: Any) -> Decision:
         """Decide as the method `what` of the store does, by the strictest `on_error` of the rules."""
@@ -106,7 +95,6 @@ class Fallback:
             # What is charged has been used already: nothing refuses it.
             allowed = choice == "allow" or what == "charge"
             return Decision(allowed, Reason.UNAVAILABLE, checks=checks, at_least_us=RETRY_US)
-        self._use()
         decision: Decision = getattr(self.local, what)(checks, *subjects)
         for reservation in decision.reservations:
             reservation.store = self.local  # where it is refunded, too
@@ -126,7 +114,6 @@ class Fallback:
             raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
         if self._on_error == "allow":
             return None
-        self._use()
         bans: Any = self.local.bans
         ban: Ban | None = bans.strike(policy, key, weight, reason)
         if ban is not None:
@@ -145,25 +132,11 @@ class Fallback:
         """
         if self._on_error != "local":
             raise StoreUnavailable("the store did not answer")
-        self._use()
         return self.local.bans.ban(*banned)
 
     def find(self, subjects: Sequence[BanSubject]) -> Any:
         """Return a ban that this process has made."""
         return self.local.bans.find(subjects)
-
-    def _use(self) -> None:
-        self.has_counted = True
-        self._used_us = self._clock()
-        self._sweep_us = 0  # with the next answer of the store
-
-    def sweep(self) -> None:
-        """Drop some of what has expired, for a while after an outage: an empty question does that."""
-        now_us = self._clock()
-        if now_us >= self._sweep_us:
-            self.local.hit(())
-            self._sweep_us = now_us + SWEEP_EVERY_US
-            self.has_counted = now_us - self._used_us <= SWEEP_FOR_US
 
 
 class Failover:
@@ -196,7 +169,7 @@ class Failover:
             store.observe_late(lambda took_us: self.breaker.note_answer())
         self.local = MemoryStore(clock=self._now_us, wall_clock=system_us)
         self.local.observe(emit)
-        self.fallback = Fallback(self.local, on_error, self._now_us)
+        self.fallback = Fallback(self.local, on_error)
 
     def _now_us(self) -> int:
         return self._clock()  # as it is by then: a test may replace it
@@ -325,8 +298,7 @@ class Failover:
             breaker.forget(call)  # a read says nothing about writes
             return
         breaker.answered(call)
-        if self.fallback.has_counted:
-            self.fallback.sweep()
+        self.local.tidy(self._now_us())  # nobody else asks a store that no outage needs
 
 
 def _has_charged(answer: object) -> bool:
