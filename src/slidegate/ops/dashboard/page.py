@@ -36,20 +36,17 @@ _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     texts.moment,
     texts.plain,
     texts.timed,
-    texts.client,
 )
 _FUNCTIONS: Final[tuple[Callable[..., Any], ...]] = (
     texts.rate,
     texts.share,
-    texts.meter,
-    texts.part,
     texts.address,
     texts.grouped,
 )
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
     """Return the templates, compiled: each takes tens of milliseconds, which no request of an application can wait."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("slidegate.ops.dashboard"),
@@ -81,7 +78,7 @@ class Page:
         self._api = api
         self._limiter = service.limiter
         self._changes = changes
-        self._templates = _environment()
+        self._templates = environment()
 
     async def show(self, name: str, query: Query, wrong: Mapping[str, Any] | None = None) -> Response:
         """Return a view.

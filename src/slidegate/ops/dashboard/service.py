@@ -27,7 +27,7 @@ from ..rows import key_of
 from ..slices import CLIENTS, KEYS
 from ..statistics import LoggedEvent, Ranking, Statistics
 from ..stats_rows import read_events, read_ranking, read_stats, steps_of
-from .counts import Counts, merged, steps_of_clients
+from .counts import Counts, steps_of_clients
 from .line import MEANWHILE, Line, Refusals, kinds_of, line_of, refusals_of, stands_for, with_raise
 from .texts import span
 
@@ -192,7 +192,7 @@ class Service:
             steps = steps_of_clients(steps, now_us)
         stats = await read_stats(self.limiter, steps, rule or None, route or None, now_us)
         at = time.time()
-        return Counts(window, merged(stats), at - (now_us - stats.start_us) / 1_000_000, at)
+        return Counts(window, stats, at - (now_us - stats.start_us) / 1_000_000, at)
 
     async def clients(self) -> Ranking:
         """Return the clients of the last five minutes, of the same slices as their counts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
@@ -16,11 +16,7 @@ from ..statistics import LoggedEvent
 
 NOTHING: Final = "\u2013"
 """What stands in place of no value."""
-NEAR: Final = 0.8
-"""From which share of a limit a meter is amber."""
 _LATE: Final = "store_late"
-_LINK: Final = Markup('<a class="key" href="{}">{}</a>')
-_BDI: Final = Markup("<bdi>{}</bdi>")
 _UTC: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
@@ -97,50 +93,18 @@ def plain(text: object, most: int = 80) -> str:
     return escaped(str(text), most)
 
 
-def client(key: str) -> Markup:
-    """Return a link to a client."""
-    return _LINK.format(address("clients", {"key": key}), _BDI.format(plain(key, 64)))
-
-
-def part(field: str, name: str, query: Mapping[str, str]) -> Markup:
-    """Return a link to a rule or a route."""
-    return _LINK.format(address("", {"window": query.get("window", ""), field: name}), plain(name))
-
-
-def meter(used: float, amount: float) -> Markup:
-    """Return a bar of what is spent: amber from 80 %, red when nothing is left."""
-    spent = min(used / amount, 1)
-    state = ""
-    if spent >= 1:
-        state = " full"
-    elif spent >= NEAR:
-        state = " near"
-    return Markup(
-        f'<svg class="meter{state}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f'<path d="M0 0h{100 * spent:.3g}v8H0z"/></svg>'
-    )
-
-
-class Logged(NamedTuple):
-    """Events that are alike, of one worker or several: the latest, and how many there are."""
-
-    event: LoggedEvent
-    times: int
-
-
-def grouped(events: Iterable[LoggedEvent]) -> list[Logged]:
-    """Return events, each with how many are alike; all answers of the store that were late are one.
+def grouped(events: Iterable[LoggedEvent]) -> list[list[LoggedEvent]]:
+    """Return events, those that are alike together; all answers of the store that were late are.
 
     Several workers report one change, each client is refused for the same reason.
     """
-    found: dict[tuple[str, str], Logged] = {}
+    alike: dict[tuple[str, str], list[LoggedEvent]] = {}
     for event in events:
-        name = event.kind, event.message
-        if event.kind == _LATE:
-            name = event.kind, ""
-        latest, times = found.get(name, Logged(event, 0))
-        found[name] = Logged(latest, times + 1)
-    return [*found.values()]
+        message = event.message
+        if event.kind == _LATE:  # each says another number
+            message = ""
+        alike.setdefault((event.kind, message), []).append(event)
+    return [*alike.values()]
 
 
 def address(view: str, query: Mapping[str, str], **changed: str) -> str:

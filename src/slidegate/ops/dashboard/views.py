@@ -18,7 +18,7 @@ from ..statistics import ClientTraffic, LoggedEvent, Ranking, Traffic, Worker
 from .counts import Counts, Curve, curve_of, marks_of
 from .line import ClientRow, Line, Refusals, kinds_of, row_of
 from .service import WINDOW, Bans, Client, Service, together
-from .texts import Logged, grouped
+from .texts import grouped
 
 MAX_CLIENTS: Final = 24
 """How many of the busiest clients, and of the most refused ones, are listed."""
@@ -184,7 +184,7 @@ class AllBans:
     bans: Bans | None = None
     rows: Sequence[Ban] = ()
     history: Sequence[Action] | None = None
-    events: Sequence[Logged] | None = None
+    events: Sequence[Sequence[LoggedEvent]] | None = None
 
 
 async def bans(service: Service, query: Query) -> AllBans:
