@@ -640,7 +640,7 @@ async def test_a_change_is_shown_though_another_viewer_still_reads(site: Site, m
 
 
 async def test_a_refused_change_of_a_client_shows_it_again_and_a_refused_search_shows_nobody(site: Site) -> None:
-    answer = await site.submit("clients", do="ban", value="198.51.100.1", duration="soon")
+    answer = await site.submit("clients?key=198.51.100.1", do="ban", value="198.51.100.1", duration="soon")
     assert (answer.status, Page(answer).lines.count("198.51.100.1")) == (400, 1)
     answer = await site.submit("clients", do="find", value="198.51.100.O")
     assert (answer.status, Page(answer).lines.count("198.51.100.O")) == (400, 0)

@@ -136,7 +136,7 @@ class Dashboard:
             form = dict(parse_qsl((await read_body(request, _FORM)).decode(errors="replace"), keep_blank_values=True))
             if not self._changes and form.get("do") != "find":
                 raise HTTPException(403, READ_ONLY)
-            return await self._page.submit(path[1:], form, user)
+            return await self._page.submit(path[1:], request.query_params, form, user)
         if request.method not in _READ:
             raise HTTPException(405, "Expected GET or POST.", {"allow": "GET, HEAD, POST"})
         if path in self._files:

@@ -282,6 +282,10 @@ class Service:
         """Return the change that has switched all workers off; None for none."""
         return next((one for one in await self.overrides() if one.name == "*"), None)
 
+    def findings(self) -> list[Any]:
+        """Return what is probably a mistake in the middlewares of this process."""
+        return [one for middleware in self.limiter.middlewares for one in middleware.findings]
+
     async def overrides(self) -> list[Override]:
         """Return the changes of limits in force."""
         return await self.shared(self.limiter.overrides)
