@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import cache
@@ -51,7 +50,8 @@ from ..site import HOST, HOSTILE, NOW_US, SECRET, TOKEN, VIEWS, Page, Site, Visi
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """A fake clock, which is also the system's."""
     clock = FakeClock(NOW_US)
-    monkeypatch.setattr(time, "time", lambda: clock.now_us / 1_000_000)
+    for name in ("time", "monotonic"):
+        monkeypatch.setattr(f"slidegate.ops.dashboard.service.{name}", lambda: clock.now_us / 1_000_000)
     return clock
 
 

@@ -1,7 +1,6 @@
 """The line on top says what the rows below it show, and accuses nobody who is banned by now or stands for many."""
 
 import re
-import time
 from typing import Any
 
 import pytest
@@ -76,7 +75,7 @@ async def test_the_line_of_any_incident_is_that_of_the_rows_below_it(incident: A
     visits, bans, later_s = incident
     with pytest.MonkeyPatch.context() as patch:
         clock = FakeClock(NOW_US)
-        patch.setattr(time, "time", lambda: clock.now_us / 1_000_000)
+        patch.setattr("slidegate.ops.dashboard.service.time", lambda: clock.now_us / 1_000_000)
         limiter = Limiter(MemoryStore(clock=clock, wall_clock=clock))
         service = Service(limiter)
         options: dict[str, Any] = {

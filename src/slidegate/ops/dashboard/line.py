@@ -12,13 +12,12 @@ nothing shows to be many people.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from math import inf
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ... import Networks
-from ...core import LimitState
 from ...core.addresses import network_of
+from ...core.bans.policy import PRIVATE
 from ...limiter import Publication
 from ..kinds import EVERYONE
 from ..statistics import ClientTraffic
@@ -30,9 +29,6 @@ MANY_KEYS: Final = 3
 """With so many users, cookies or API keys an address is that of several people."""
 ONE_CLIENT: Final = {4: 1, 6: 2**64}
 """How many addresses one client has, by their version; a larger network is one of many."""
-_OWN_IPV4: Final = ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16")
-OWN: Final = Networks([*_OWN_IPV4, "::1/128", "fc00::/7", "fe80::/10"])
-"""The addresses that only an own network has; `is_private` of `ipaddress` also knows those of examples."""
 MEANWHILE: Final = {
     "local": "each worker counts alone",
     "allow": "requests pass uncounted",
@@ -113,7 +109,7 @@ class Line(NamedTuple):
     actions: tuple[Proposal, ...] = ()
 
 
-def row_of(one: ClientTraffic, *, is_banned: bool, many: str = "") -> ClientRow:
+def row_of(one: ClientTraffic, is_banned: bool, many: str = "") -> ClientRow:
     """Return the row of a client, given what is not in its counts."""
     rule = one.rule
     if one.banned and not one.limits:  # only a limit that refused has these
@@ -121,23 +117,17 @@ def row_of(one: ClientTraffic, *, is_banned: bool, many: str = "") -> ClientRow:
     return ClientRow(one.key, rule, one.limits, one.refused, one.requests, is_banned, many)
 
 
-def refusals_of(
-    clients: Iterable[ClientTraffic], refused: int, banned: Collection[str], many: Callable[[ClientTraffic], str]
-) -> Refusals:
+def refusals_of(clients: Iterable[ClientRow], refused: int) -> Refusals:
     """Return who was refused.
 
     Args:
-        clients: The clients that were refused, as statistics have them.
+        clients: The clients that were refused.
         refused: How many requests were refused in the same time.
-        banned: Those of the clients that are banned by now.
-        many: Returns what shows that many people stand behind a client.
     """
-    rows = []
+    rows = sorted(clients, key=lambda row: (-row.refused, row.key))
     by_rule = Counter[str]()
     of_banned = 0
-    for one in sorted(clients, key=lambda one: (-one.refused, one.key)):
-        row = row_of(one, is_banned=one.key in banned, many=many(one))
-        rows.append(row)
+    for row in rows:
         if row.is_banned:
             of_banned += row.refused
         else:
@@ -148,16 +138,20 @@ def refusals_of(
     return Refusals(rows, sum(not row.is_banned for row in rows), whole, rule)
 
 
-def line_of(refusals: Refusals) -> Line:
-    """Return the line about who was refused."""
-    left = [row for row in refusals.rows if not row.is_banned]
-    if not left and not refusals.rows:
+def line_of(refusals: Refusals, limits: Iterable[Any]) -> Line:
+    """Return the line about who was refused.
+
+    Args:
+        refusals: Who was refused.
+        limits: The limits of this process.
+    """
+    if not refusals.rows:
         return Line("calm", "Nobody was refused in the last five minutes")
+    left = [row for row in refusals.rows if not row.is_banned]
     if not left:
         return Line("calm", "Nobody who is not banned by now was refused in the last five minutes")
-    first = left[0]
-    if refusals.whole >= MIN_REFUSALS and first.refused > refusals.whole / 2:
-        return _line_of_one(first, refusals.whole)
+    if refusals.whole >= MIN_REFUSALS and left[0].refused > refusals.whole / 2:
+        return _line_of_one(left[0], refusals.whole, limits)
     text = f"{count(refusals.clients)} clients were refused, most by {refusals.rule}"
     if refusals.clients == 1:
         text = f"1 client was refused, by {refusals.rule}"
@@ -167,26 +161,17 @@ def line_of(refusals: Refusals) -> Line:
     return Line("several", text, rule=refusals.rule, actions=(look,))
 
 
-def _line_of_one(row: ClientRow, whole: int) -> Line:
+def _line_of_one(row: ClientRow, whole: int, limits: Iterable[Any]) -> Line:
     text = f"{row.key} has {share(row.refused, whole)} of {count(whole)} refusals"
     look = Proposal("look", row.key)
-    if row.many:
-        return Line("one", f"{text}, and stands for many: {row.many}", row.key, row.rule, row.many, (look,))
-    return Line("one", text, row.key, row.rule, actions=(Proposal("ban", row.key), look))
-
-
-def with_raise(line: Line, limits: Iterable[Any], windows: Iterable[LimitState]) -> Line:
-    """Return a line that proposes to double the limit that refuses its client, if it can be changed.
-
-    It is one that is full, else the one with the shortest window, which has room again.
-    """
-    limits = [one for one in limits if one.rule == line.rule and one.changeable and not one.shadow]
-    if not limits:
-        return line
-    full = {window.name for window in windows if window.used >= window.limit.amount}
-    refusing = min(limits, key=lambda one: (one.name not in full, getattr(one.limit, "window_us", inf)))
-    proposal = Proposal("raise", refusing.name, refusing.with_amount(2 * refusing.limit.amount))
-    return line._replace(actions=(*line.actions, proposal))
+    if not row.many:
+        return Line("one", text, row.key, row.rule, actions=(Proposal("ban", row.key), look))
+    actions = [look]
+    raised = [one for one in limits if one.rule == row.rule and one.changeable and not one.shadow]
+    if len(raised) == 1:  # of several it is not known which one refused
+        actions.append(Proposal("raise", raised[0].name, raised[0].with_amount(2 * raised[0].limit.amount)))
+    text = f"{text}, and stands for many: {row.many}"
+    return Line("one", text, row.key, row.rule, row.many, tuple(actions))
 
 
 def stands_for(one: ClientTraffic, kinds: Mapping[str, str], proxies: Collection[Networks]) -> str:
@@ -201,23 +186,19 @@ def stands_for(one: ClientTraffic, kinds: Mapping[str, str], proxies: Collection
         return f"{one.rule} counts all clients together"
     if len(one.others) >= MANY_KEYS:
         return "several users, cookies or API keys came from it"
-    network = network_of(one.key)
-    if network is not None:
-        return _of_network(network, proxies)
     if one.key == "unknown-peer" or one.key.startswith("peer:"):
         return "its requests came without an address, perhaps from a proxy"
     if one.key == EVERYONE or one.key.startswith("asn:"):
         return "all of its clients are counted together"
-    return ""
-
-
-def _of_network(network: tuple[int, int, int], proxies: Collection[Networks]) -> str:
+    network = network_of(one.key)
+    if network is None:
+        return ""
     version, first, last = network
     if last - first + 1 > ONE_CLIENT[version]:
         return "all addresses of this network are counted together"
     if any(one.overlaps(version, first, last) for one in proxies):
         return "it is a trusted proxy"
-    if OWN.overlaps(version, first, last):
+    if PRIVATE.overlaps(version, first, last):
         return "it is an address of your own network, perhaps a proxy's"
     return ""
 

@@ -7,28 +7,27 @@ What is read for one answer is asked at the same time, and never for one client 
 
 from __future__ import annotations
 
-import heapq
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from heapq import nsmallest
 from math import inf
+from time import monotonic, time
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
 
-from ... import ConfigurationError, Limiter, Networks, StoreError
+from ... import ConfigurationError, Limiter, StoreError
 from ...core import Ban
-from ...core.addresses import network_of
 from ...core.errors import quoted
 from ...limiter import Action, Override, Publication, keys_refusing
 from ..explain import MOST_EVENTS, Answers, Facts, facts_in
 from ..rows import key_of
 from ..slices import CLIENTS, KEYS
-from ..statistics import LoggedEvent, Ranking, Statistics
+from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..stats_rows import read_events, read_ranking, read_stats, steps_of
 from .counts import Counts, steps_of_clients
-from .line import MEANWHILE, Line, Refusals, kinds_of, line_of, refusals_of, stands_for, with_raise
+from .line import MEANWHILE, Line, Refusals, kinds_of, line_of, refusals_of, row_of, stands_for
 from .texts import span
 
 WINDOW: Final = "5m"
@@ -64,39 +63,30 @@ class Bans(NamedTuple):
     """The bans in force.
 
     Attributes:
+        all: All.
+        by_key: The longest of each key.
         newest: The newest that contain a text, at most `MAX_BANS`.
         matching: How many contain it.
-        all: All.
-        keys: The keys of all.
-        networks: Those that refuse each address in them.
     """
 
+    all: Sequence[Ban]
+    by_key: Mapping[str, Ban]
     newest: Sequence[Ban]
     matching: int
-    all: Sequence[Ban]
-    keys: Set[str]
-    networks: Networks
 
     @property
     def total(self) -> int:
         """How many there are."""
         return len(self.all)
 
-    async def of(self, keys: Collection[str]) -> Ban | None:
-        """Return the longest of those of some keys; None for none."""
-        if self.keys.isdisjoint(keys):
-            return None
-        return max([ban async for ban in in_steps(self.all) if ban.key in keys], key=lambda ban: ban.until_us or inf)
+    def refusing(self, limiter: Limiter, key: Any) -> Ban | None:
+        """Return the longest of those that refuse a key; None for none."""
+        refusing = [self.by_key[one] for one in keys_refusing(limiter, key) if one in self.by_key]
+        return max(refusing, key=_end_of, default=None)
 
-    def refuse(self, key: str) -> bool:
-        """Return whether one of them refuses a key, as far as the key tells."""
-        if key in self.keys:
-            return True
-        network = network_of(key)
-        if network is None:
-            return False
-        version, first, last = network
-        return self.networks.covers(version, first) and self.networks.covers(version, last)
+
+def _end_of(ban: Ban) -> float:
+    return ban.until_us or inf
 
 
 class _Answer:
@@ -105,19 +95,18 @@ class _Answer:
     def __init__(self) -> None:
         self._lock = anyio.Lock()
         self._value: Any = None
-        self._from_s = self._until_s = 0.0
+        self._until_s = 0.0
 
     async def get(self, ask: Ask[T]) -> T:
         async with self._lock:
-            # The system clock may step back, which makes no answer last longer.
-            if not self._from_s <= time.time() < self._until_s:
-                began_s = time.monotonic()
+            began_s = monotonic()
+            if began_s >= self._until_s:
                 try:
                     self._value = await ask()
                 except StoreError as error:
                     self._value = error
-                self._from_s = time.time()
-                self._until_s = self._from_s + max(EVERY_S, 4 * (time.monotonic() - began_s))
+                now_s = monotonic()
+                self._until_s = now_s + max(EVERY_S, 4 * (now_s - began_s))
         if isinstance(self._value, StoreError):
             raise self._value.with_traceback(None)  # it is raised for each viewer
         value: T = self._value
@@ -155,9 +144,8 @@ class Service:
         self._statistics = Statistics.of(limiter)
         self._answers: dict[tuple[str, ...], _Answer] = {}
 
-    async def shared(self, ask: Ask[T], *fields: str) -> T:
-        """Return an answer that viewers share, by its name: that of a method, or the fields if it is a partial call."""
-        name = (getattr(ask, "__name__", ""), *fields)
+    async def _shared(self, ask: Ask[T], *name: str) -> T:
+        """Return an answer that viewers share, by its name and fields."""
         if name not in self._answers and len(self._answers) >= MAX_ANSWERS:
             self._answers.clear()
         return await self._answers.setdefault(name, _Answer()).get(ask)
@@ -170,7 +158,7 @@ class Service:
 
     async def written(self) -> int:
         """Write what this worker has counted; return the store's time, which is the clock of what is read after it."""
-        return await self.shared(self._statistics.publish)
+        return await self._shared(self._statistics.publish, "written")
 
     async def counts(self, window: str, rule: str = "", route: str = "") -> Counts:
         """Return what was counted in a window, of one rule or route if one is named.
@@ -181,17 +169,17 @@ class Service:
         if window not in WINDOWS:
             raise ConfigurationError(f"expected one of {', '.join(WINDOWS)}, not {quoted(window)}", "window")
         now_us = await self.written()
-        fields = [window, rule, route]
+        name = ["counts", window, rule, route]
         if window == WINDOW:  # whose counts are shown beside those of clients
-            fields.append(str(now_us))
-        return await self.shared(partial(self._read_counts, now_us, window, rule, route), "counts", *fields)
+            name.append(str(now_us))
+        return await self._shared(partial(self._read_counts, now_us, window, rule, route), *name)
 
     async def _read_counts(self, now_us: int, window: str, rule: str, route: str) -> Counts:
         steps = steps_of(window)
         if window == WINDOW:
             steps = steps_of_clients(steps, now_us)
         stats = await read_stats(self.limiter, steps, rule or None, route or None, now_us)
-        at = time.time()
+        at = time()
         return Counts(window, stats, at - (now_us - stats.start_us) / 1_000_000, at)
 
     async def clients(self) -> Ranking:
@@ -204,7 +192,7 @@ class Service:
 
     async def _ranking(self, kind: str) -> Ranking:
         now_us = await self.written()
-        return await self.shared(partial(read_ranking, self.limiter, kind, MAX_CLIENTS, now_us), kind, str(now_us))
+        return await self._shared(partial(read_ranking, self.limiter, kind, MAX_CLIENTS, now_us), kind, str(now_us))
 
     async def incident(self) -> tuple[Line, Refusals | None]:
         """Return the line on top of the page, and the rows that it is computed from; None if the store is away."""
@@ -212,11 +200,11 @@ class Service:
             meanwhile = MEANWHILE[self.limiter.on_error or "local"]
             return Line("away", f"The store is away: {meanwhile}"), None
         try:
-            off, (line, refusals) = await together(self.off(), self.shared(self._read_refusals))
+            off, (line, refusals) = await together(self.off(), self._shared(self._read_refusals, "refusals"))
         except StoreError:
             return Line("away", "The store did not answer, so nothing is known of the last five minutes"), None
         if off is not None:
-            left_s = off.until.timestamp() - time.time()
+            left_s = off.until.timestamp() - time()
             line = Line("off", f"Limits are off for another {span(left_s)}, by {off.by}: every request passes")
         return line, refusals
 
@@ -226,20 +214,19 @@ class Service:
         )
         kinds = kinds_of(published)
         proxies = [one.client.networks for one in self.limiter.middlewares]
-        banned = {one.key for one in ranking.refused if bans.refuse(one.key)}
-        while True:
-            many = partial(stands_for, kinds=kinds, proxies=proxies)
-            refusals = refusals_of(ranking.refused, counts.stats.total.refused, banned, many)
-            line = line_of(refusals)
-            # The ban of an operator does not show in the keys of its clients. Each that is named has more than half of
-            # what is left, so that few are looked up.
-            if not line.client or await bans.of(keys_refusing(self.limiter, line.client)) is None:
-                break
-            banned.add(line.client)
-        if line.many:
-            windows = (await self.limiter.inspect(line.client)).windows
-            line = with_raise(line, self.limiter.limits(), windows)
-        return line, refusals
+        banned = await self.banned(ranking.refused, bans)
+        rows = [row_of(one, one.key in banned, stands_for(one, kinds, proxies)) for one in ranking.refused]
+        refusals = refusals_of(rows, counts.stats.total.refused)
+        return line_of(refusals, self.limiter.limits()), refusals
+
+    async def banned(self, clients: Iterable[ClientTraffic], bans: Bans) -> set[str]:
+        """Return the keys of those clients that a ban refuses."""
+        banned = set()
+        for one in clients:
+            if bans.refusing(self.limiter, one.key) is not None:
+                banned.add(one.key)
+            await checkpoint()  # a look-up takes up to half a millisecond
+        return banned
 
     async def client(self, text: str) -> Client:
         """Return what there is to know of a client.
@@ -256,27 +243,24 @@ class Service:
         )
         answers = Answers(published, overrides, in_steps(bans.all), events, rankings)
         facts = await facts_in(answers, self.limiter, key)
-        return Client(self.limiter.key_for(counted), await bans.of(keys_refusing(self.limiter, key)), facts)
+        return Client(self.limiter.key_for(counted), bans.refusing(self.limiter, key), facts)
 
     # -- what is in force ----------------------------------------------------------------------------------------------
 
     async def bans(self, text: str = "") -> Bans:
         """Return the bans, and the newest of those that contain a text."""
-        found: Bans = await self.shared(self._read_bans)
+        bans = await self._shared(self._read_bans, "bans")
         if not text:
-            return found
-        newest, matching = await _newest_with(text, found.all)
-        return found._replace(newest=newest, matching=matching)
+            return bans
+        newest, matching = await _newest_with(text, bans.all)
+        return bans._replace(newest=newest, matching=matching)
 
     async def _read_bans(self) -> Bans:
-        bans, keys, networks = list[Ban](), set[str](), []
+        bans, by_key = list[Ban](), dict[str, Ban]()
         async for ban in self.limiter.bans():
             bans.append(ban)
-            keys.add(ban.key)
-            if ban.network() is not None:
-                networks.append(ban.key)
-        newest, matching = await _newest_with("", bans)
-        return Bans(newest, matching, bans, keys, Networks(networks))
+            by_key[ban.key] = max(ban, by_key.get(ban.key, ban), key=_end_of)
+        return Bans(bans, by_key, *await _newest_with("", bans))
 
     async def off(self) -> Override | None:
         """Return the change that has switched all workers off; None for none."""
@@ -288,15 +272,15 @@ class Service:
 
     async def overrides(self) -> list[Override]:
         """Return the changes of limits in force."""
-        return await self.shared(self.limiter.overrides)
+        return await self._shared(self.limiter.overrides, "overrides")
 
     async def published(self) -> list[Publication]:
         """Return what workers have published of their rules."""
-        return await self.shared(self.limiter.published)
+        return await self._shared(self.limiter.published, "published")
 
     async def history(self) -> list[Action]:
         """Return what operators and commands have done, the last one first."""
-        return await self.shared(self.limiter.history)
+        return await self._shared(self.limiter.history, "history")
 
     async def events(self) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first."""
@@ -304,7 +288,7 @@ class Service:
 
     async def _events(self) -> list[LoggedEvent]:
         await self.written()
-        return await self.shared(partial(read_events, self.limiter, MOST_EVENTS), "events")
+        return await self._shared(partial(read_events, self.limiter, MOST_EVENTS), "events")
 
 
 async def in_steps(bans: Iterable[Ban]) -> AsyncIterator[Ban]:
@@ -315,15 +299,17 @@ async def in_steps(bans: Iterable[Ban]) -> AsyncIterator[Ban]:
             await checkpoint()
 
 
-async def _newest_with(text: str, bans: Iterable[Ban]) -> tuple[list[Ban], int]:
+async def _newest_with(text: str, bans: Sequence[Ban]) -> tuple[list[Ban], int]:
     """Return the newest of the bans that contain a text, and how many do."""
     sought = text.casefold()
+    newest: list[Ban] = []
     matching = 0
-    newest: list[tuple[int, int, Ban]] = []  # a heap, so that no step grows with their number
-    async for ban in in_steps(bans):
-        if any(sought in field.casefold() for field in (ban.key, ban.reason, ban.by)):
-            matching += 1
-            heapq.heappush(newest, (ban.since_us, matching, ban))
-            if len(newest) > MAX_BANS:
-                heapq.heappop(newest)
-    return sorted((ban for *_, ban in newest), key=lambda ban: (-ban.since_us, ban.key)), matching
+    for first in range(0, len(bans), BANS_AT_ONCE):
+        for ban in bans[first : first + BANS_AT_ONCE]:
+            if any(sought in field.casefold() for field in (ban.key, ban.reason, ban.by)):
+                newest.append(ban)
+                matching += 1
+        # At each step, so that none grows with their number.
+        newest = nsmallest(MAX_BANS, newest, key=lambda ban: (-ban.since_us, ban.key))
+        await checkpoint()
+    return newest, matching

@@ -139,18 +139,21 @@ async def clients(service: Service, query: Query) -> Variables:
     client = None
     if query.get("key"):
         client = await service.client(query["key"])
-    return {"client": client, "clients": _ranked(ranking, bans, query), "others": _ranked(keys, bans, query)}
+    return {
+        "client": client,
+        "clients": await _ranked(service, ranking, bans, query),
+        "others": await _ranked(service, keys, bans, query),
+    }
 
 
-def _ranked(ranking: Ranking, bans: Bans, query: Query) -> list[ClientRow]:
+async def _ranked(service: Service, ranking: Ranking, bans: Bans, query: Query) -> list[ClientRow]:
     """Return the busiest and the most refused in the query's order; by refusals, only those that were refused."""
     first = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS])
-    rows = []
-    for one in first.each():
-        if query.get("sort") == "refused" and not one.refused:
-            continue
-        if _is_sought(one.key, query):
-            rows.append(row_of(one, is_banned=bans.refuse(one.key)))
+    listed = [one for one in first.each() if _is_sought(one.key, query)]
+    if query.get("sort") == "refused":
+        listed = [one for one in listed if one.refused]
+    banned = await service.banned(listed, bans)
+    rows = [row_of(one, one.key in banned) for one in listed]
     return _ordered(rows, query, "requests", ("key", "refused"))
 
 
