@@ -23,17 +23,7 @@ from ..statistics import LoggedEvent, Traffic
 from ..traffic import COUNTS
 from .service import WINDOW, Service
 
-_EXAMPLES: Final = {
-    "key": "203.0.113.7",
-    "value": "k123",
-    "duration": "1h",
-    "reason": "scraping",
-    "name": "api",
-    "limit": "50/minute",
-    "window": "5m",
-    "q": "scraping",
-}
-"""A valid value of each field of a request."""
+_S: Final = 1_000_000
 _DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy", "ban")
 """The details that each event has, empty if it has none."""
 
@@ -91,31 +81,35 @@ class Api:
             ConfigurationError: A field is unknown, missing or invalid. Values that may be secret are not shown.
         """
         operation = self.operations[name][method]
-        parameters = signature(operation).parameters
-        known = [one for one in parameters if one != "by"]
+        parameters = dict(signature(operation).parameters)
+        parameters.pop("by", None)
         for field in fields:
-            if field not in known:
-                raise ConfigurationError(f"there is no field {quoted(field)}{closest(field, known)}")
-        for field in known:
-            if field not in fields and parameters[field].default is not Parameter.empty:
+            if field not in parameters:
+                raise ConfigurationError(f"there is no field {quoted(field)}{closest(field, parameters)}")
+        for field, parameter in parameters.items():
+            if field not in fields and parameter.default is not Parameter.empty:
                 continue
             if not isinstance(fields.get(field), str):
-                raise ConfigurationError(f'expected text, for example "{_EXAMPLES[field]}"', field)
-        if "by" in parameters:
+                raise ConfigurationError("expected text", field)
+        if method == "GET":
+            return await operation(**fields)
+        try:
             return await operation(**fields, by=by)
-        return await operation(**fields)
+        finally:
+            self._service.forget()
 
     # -- read ----------------------------------------------------------------------------------------------------------
 
     async def read_statistics(self, window: str = WINDOW) -> dict[str, Any]:
         """Return the counts of all workers in a window: in total, by rule, by route and by step."""
-        _, stats, start_at, at = await self._service.counts(window)
+        counts = await self._service.counts(window)
+        stats = counts.stats
         return {
-            "window_s": stats.step_us * len(stats.steps) / 1_000_000,
-            "seen_s": stats.seen_us / 1_000_000,
-            "step_s": stats.step_us / 1_000_000,
-            "start_at": start_at,
-            "at": at,
+            "window_s": stats.step_us * len(stats.steps) / _S,
+            "seen_s": stats.seen_us / _S,
+            "step_s": stats.step_us / _S,
+            "start_at": counts.start_at,
+            "at": counts.at,
             "workers": [worker._asdict() for worker in stats.workers],
             "total": _counts(stats.total),
             "rules": {name: _counts(one) for name, one in stats.rules.items()},
@@ -125,34 +119,34 @@ class Api:
 
     async def read_summary(self) -> dict[str, Any]:
         """Return the line on top of the page, what can be done about it, and the rows below it."""
-        line, found = await self._service.incident()
-        values = {"client": line.client, "rule": line.rule, "many": line.many}
-        actions = [one._asdict() for one in line.actions]
-        refusals = None
-        if found is not None:
-            refusals = {**found._asdict(), "rows": [row._asdict() for row in found.rows]}
-        return {"kind": line.kind, "text": line.text, "values": values, "actions": actions, "refusals": refusals}
+        line, refusals = await self._service.incident()
+        rows = None
+        if refusals is not None:
+            rows = {**refusals._asdict(), "rows": [row._asdict() for row in refusals.rows]}
+        return {
+            "kind": line.kind,
+            "text": line.text,
+            "values": named(line, "client", "rule", "many"),
+            "actions": [action._asdict() for action in line.actions],
+            "refusals": rows,
+        }
 
     async def read_client(self, key: str) -> dict[str, Any]:
         """Return a row for each limit, list and ban of a client, its latest refusals, and what could not be read."""
-        own, found, facts = await self._service.client(key)
-        ban = None
-        if found is not None:
-            ban = row_of_ban(found)
-        refusing, refused_by, until_at = facts.refused_by, None, None
-        if refusing is not None:
-            refused_by, until_us = refusing.by, refusing.until_us(facts.now_us)
+        client = await self._service.client(key)
+        facts = client.facts
+        answer: dict[str, Any] = {"key": client.key, "ban": None, "refused_by": None, "until_at": None}
+        if client.ban is not None:
+            answer["ban"] = row_of_ban(client.ban)
+        if facts.refused_by is not None:
+            answer["refused_by"] = facts.refused_by.by
+            until_us = facts.refused_by.until_us(facts.now_us)
             if until_us is not None:
-                until_at = until_us / 1_000_000
-        return {
-            "key": own,
-            "ban": ban,
-            "refused_by": refused_by,
-            "until_at": until_at,
-            "rows": [_fact(row) for row in facts.rows],
-            "refusals": [_event(event) for event in facts.refusals or ()],
-            "not_read": [*facts.left_out],
-        }
+                answer["until_at"] = until_us / _S
+        answer["rows"] = [_fact(row) for row in facts.rows]
+        answer["refusals"] = [_event(event) for event in facts.refusals or ()]
+        answer["not_read"] = [*facts.left_out]
+        return answer
 
     async def read_bans(self, q: str = "") -> dict[str, Any]:
         """Return the newest 1,000 bans that contain a text, and how many there are."""
@@ -163,13 +157,13 @@ class Api:
     async def read_limits(self) -> dict[str, Any]:
         """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""
         overrides = await self._service.overrides()
-        changes: dict[str, dict[str, Any] | None] = {one.name: row_of_change(one) for one in overrides}
+        changes = {one.name: row_of_change(one) for one in overrides}
         rows = []
         for row in limit_rows(self._limiter, overrides):
-            change = None
+            fields = row._asdict()
             if row.change is not None:
-                change = changes[row.name]
-            rows.append({**row._asdict(), "change": change})
+                fields["change"] = changes[row.name]
+            rows.append(fields)
         return {"limits": rows, "off": changes.get("*")}
 
     async def read_history(self) -> dict[str, Any]:
@@ -189,7 +183,6 @@ class Api:
         target = key_of(key, value)
         check_key(key)
         ban = await self._limiter.ban(target, duration, reason=reason, by=by)
-        self._service.forget()
         return {**row_of_ban(ban), "holds": where_banned(await self._limiter.published(), ban.key)}
 
     async def unban(self, key: str, *, by: str) -> dict[str, Any]:
@@ -201,7 +194,6 @@ class Api:
         target = key_of(key)
         if not await self._limiter.unban(target, by=by):
             raise HTTPException(404, f"{key!a} has no ban and no strikes.")
-        self._service.forget()
         return {"key": self._limiter.key_for(target)}
 
     async def change(self, name: str, limit: str, duration: str, *, reason: str = "", by: str) -> dict[str, Any]:
@@ -211,12 +203,10 @@ class Api:
         """
         amount = limit.strip()
         if amount.isdecimal():
-            changeable = {one.name: one for one in self._limiter.limits() if one.changeable}
-            if name in changeable:
-                limit = changeable[name].with_amount(amount)
-        changed = row_of_change(await self._limiter.override(name, limit, duration, reason=reason, by=by))
-        self._service.forget()
-        return changed
+            for one in self._limiter.limits():
+                if one.name == name and one.changeable:
+                    limit = one.with_amount(amount)
+        return row_of_change(await self._limiter.override(name, limit, duration, reason=reason, by=by))
 
     async def restore(self, name: str, *, by: str) -> dict[str, Any]:
         """Give a limit its configured amount again.
@@ -226,16 +216,15 @@ class Api:
         """
         if not await self._limiter.restore(name, by=by):
             raise HTTPException(404, f"{name!a} is not the name of a changed limit.")
-        self._service.forget()
         return {"name": name}
 
 
 def _counts(traffic: Traffic) -> dict[str, Any]:
-    times = {}
+    counts = named(traffic, *COUNTS, "limited")
     for name in ("p50", "p95", "p99"):
         time_us = getattr(traffic, f"{name}_us")
-        times[f"{name}_ms"] = None if time_us is None else time_us / 1_000
-    return {**named(traffic, *COUNTS, "limited"), **times}
+        counts[f"{name}_ms"] = time_us and time_us / 1_000
+    return counts
 
 
 def _fact(fact: Fact) -> dict[str, Any]:
@@ -247,4 +236,4 @@ def _fact(fact: Fact) -> dict[str, Any]:
 
 def _event(event: LoggedEvent) -> dict[str, Any]:
     details = {**dict.fromkeys(_DETAILS, ""), **event.details}
-    return {"at": event.time_us / 1_000_000, **named(event, "kind", "message", "worker"), "details": details}
+    return {"at": event.time_us / _S, **named(event, "kind", "message", "worker"), "details": details}

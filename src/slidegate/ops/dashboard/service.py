@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from heapq import nsmallest
 from math import inf
 from time import monotonic, time
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -310,6 +309,6 @@ async def _newest_with(text: str, bans: Sequence[Ban]) -> tuple[list[Ban], int]:
                 newest.append(ban)
                 matching += 1
         # At each step, so that none grows with their number.
-        newest = nsmallest(MAX_BANS, newest, key=lambda ban: (-ban.since_us, ban.key))
+        newest = sorted(newest, key=lambda ban: (-ban.since_us, ban.key))[:MAX_BANS]
         await checkpoint()
     return newest, matching
