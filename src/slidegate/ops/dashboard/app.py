@@ -13,6 +13,7 @@ import json
 import re
 import time
 from base64 import b64decode
+from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Final
@@ -53,11 +54,14 @@ MAX_TOKEN: Final = 512
 MAX_BODY: Final = 65_536
 WRONG_TOKEN_S: Final = 0.25
 READ_ONLY: Final = "This dashboard only shows; it was made with changes=False."
-MAKE_ONE: Final = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
+_EXPECTED: Final = (
+    f"Dashboard: token is required: {MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters without spaces, for example "
+    'from python3 -c "import secrets; print(secrets.token_urlsafe(32))"; write token=None if your own login stands in '
+    "front"
+)
 _TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _JSON: Final = "application/json"
 _FORM: Final = "application/x-www-form-urlencoded"
-_READ: Final = ("GET", "HEAD")
 _OPEN: Final = ("/static/style.css", "/static/icon.svg")
 """What the page for those without a token needs."""
 
@@ -85,7 +89,10 @@ class Dashboard:
         self.limiter = limiter
         self._digest: bytes | None = None
         if token is not None:
-            self._digest = _digest(_checked_token(token))
+            token = revealed(token)
+            if not isinstance(token, str) or not re.fullmatch(rf"[!-~]{{{MIN_TOKEN},{MAX_TOKEN}}}", token):
+                raise ConfigurationError(_EXPECTED)  # without the token: an invalid one may still be a secret
+            self._digest = _digest(token)
         self._changes = changes
         service = Service(limiter)
         self._api = Api(service)
@@ -98,33 +105,33 @@ class Dashboard:
         if scope["type"] != "http":
             await Router()(scope, receive, send)
             return
+        is_head = scope["method"] == "HEAD"
+        if is_head:
+            scope = {**scope, "method": "GET"}
         request, path = Request(scope, receive), path_below(scope)
         try:
             response = await self._respond(request, path)
         except ClientDisconnect:
             return
         except Exception as error:
-            response = self._response_of(problem_of(error), path)
+            problem = problem_of(error)
+            if path.startswith("/api/"):
+                response = json_response({"error": problem.detail})
+            else:
+                response = self._page.problem(path, problem)
+            response.status_code = problem.status_code
+            response.headers.update(problem.headers or {})
         response.headers.update(SECURITY_HEADERS)
-        if request.method == "HEAD":
+        if is_head:
             response.body = b""
         await response(scope, receive, send)
 
-    def _response_of(self, problem: HTTPException, path: str) -> Response:
-        """Return the response to a request that fails: JSON below ``api/``, else a page."""
-        if path.startswith("/api/"):
-            response = json_response({"error": problem.detail})
-        else:
-            response = self._page.problem(path, problem)
-        response.status_code = problem.status_code
-        response.headers.update(problem.headers or {})
-        return response
-
     async def _respond(self, request: Request, path: str) -> Response:
-        if path in _OPEN and request.method in _READ:
-            return self._file(path)
+        reads = request.method == "GET"
+        if path in _OPEN and reads:
+            return self._files[path]()
         user = await self._identify(request)
-        if request.method not in _READ and not may_change(request):
+        if not reads and not may_change(request):
             raise HTTPException(
                 403, "A change needs a bearer token, Sec-Fetch-Site: same-origin, or an Origin equal to the Host."
             )
@@ -137,21 +144,15 @@ class Dashboard:
             if not self._changes and form.get("do") != "find":
                 raise HTTPException(403, READ_ONLY)
             return await self._page.submit(path[1:], request.query_params, form, user)
-        if request.method not in _READ:
+        if not reads:
             raise HTTPException(405, "Expected GET or POST.", {"allow": "GET, HEAD, POST"})
         if path in self._files:
-            return self._file(path)
+            return self._files[path]()
         return await self._page.show(path[1:], request.query_params)
-
-    def _file(self, path: str) -> Response:
-        body, media_type = self._files[path]
-        return Response(body, media_type=media_type)
 
     async def _call(self, request: Request, name: str, user: str) -> Response:
         """Return the response of an operation of the API."""
         method = request.method
-        if method == "HEAD":
-            method = "GET"
         allowed = self._api.operations.get(name)
         if allowed is None:
             raise HTTPException(404, f"There is no api/{escaped(name, 80)}{closest(name, self._api.operations)}")
@@ -159,9 +160,14 @@ class Dashboard:
             raise HTTPException(405, f"Expected {', '.join(allowed)}.", {"allow": ", ".join([*allowed, "HEAD"])})
         if method != "GET" and not self._changes:
             raise HTTPException(403, READ_ONLY)
-        fields: dict[str, Any] = dict(request.query_params)
+        fields: Any = dict(request.query_params)
         if method in ("PUT", "POST"):
-            fields = _decoded(await read_body(request, _JSON))
+            try:
+                fields = json.loads((await read_body(request, _JSON)).decode())
+            except (ValueError, RecursionError):
+                fields = None
+            if not isinstance(fields, dict):
+                raise HTTPException(400, 'Expected a body with an object of JSON, for example {"key": "203.0.113.7"}.')
         return json_response(await self._api.call(method, name, fields, user))
 
     async def _identify(self, request: Request) -> str:
@@ -171,15 +177,13 @@ class Dashboard:
             HTTPException: The request carries no valid token. To a wrong one the answer is late, so that guessing takes
                 long.
         """
-        fields = request.headers.getlist("authorization")
-        name, token = "", ""
-        if len(fields) == 1:
-            name, token = _credentials(fields[0])
+        credentials = _joined(request, "authorization")
+        name, token = _name_and_token(credentials)
         user = escaped(name, 64) or "dashboard"
         if self._digest is None or hmac.compare_digest(_digest(token), self._digest):
             return user
         text = "A token is required."
-        if fields:
+        if credentials:
             text = "The token is wrong."
             left_out = self._throttle.left_out("token", time.monotonic())
             if left_out is not None:
@@ -192,18 +196,20 @@ def may_change(request: Request) -> bool:
     """Return whether a request comes from a page of the same origin, or from no page."""
     if request.headers.get("authorization", "").lower().startswith("bearer "):
         return True
-    sites = request.headers.getlist("sec-fetch-site")
-    if sites:
-        return sites == ["same-origin"]
-    host = request.headers.get("host", "").lower()
-    origins = request.headers.getlist("origin")
-    if not host or len(origins) != 1:
-        return False
+    site = _joined(request, "sec-fetch-site")
+    if site:
+        return site == "same-origin"
+    host = _joined(request, "host").lower()
     own = [f"https://{host}"]
     # Behind a proxy that terminates TLS the scheme is http but the Origin https; the reverse never happens.
     if request.scope.get("scheme") != "https":
         own.append(f"http://{host}")
-    return origins[0].lower() in own
+    return host != "" and _joined(request, "origin").lower() in own
+
+
+def _joined(request: Request, name: str) -> str:
+    """Return a header field; if it was sent several times, all of its values, which no check below takes for one."""
+    return ", ".join(request.headers.getlist(name))
 
 
 async def read_body(request: Request, media_type: str) -> bytes:
@@ -229,10 +235,13 @@ def json_response(content: Any) -> Response:
     return Response(json.dumps(content), media_type=_JSON)
 
 
-def static_files() -> dict[str, tuple[bytes, str]]:
-    """Return path below the mount -> (content, media type): the path of a request is never joined to a directory."""
-    found = files(__package__).joinpath("static").iterdir()
-    return {f"/static/{file.name}": (file.read_bytes(), _TYPES[file.name.rpartition(".")[2]]) for file in found}
+def static_files() -> dict[str, partial[Response]]:
+    """Return the responses by the path below the mount: that of a request is never joined to a directory."""
+    responses = {}
+    for file in files(__package__).joinpath("static").iterdir():
+        media_type = _TYPES[file.name.rpartition(".")[2]]
+        responses[f"/static/{file.name}"] = partial(Response, file.read_bytes(), media_type=media_type)
+    return responses
 
 
 def path_below(scope: Scope) -> str:
@@ -251,29 +260,14 @@ def _raw_path(scope: Scope) -> str:
     return bytes(raw).partition(b"?")[0].decode(errors="replace")
 
 
-def _checked_token(token: object) -> str:
-    """Return a token. The error does not quote it: an invalid token may still be a secret.
-
-    Raises:
-        ConfigurationError: It is missing, too short, too long or not printable.
-    """
-    token = revealed(token)
-    if isinstance(token, str) and re.fullmatch(rf"[!-~]{{{MIN_TOKEN},{MAX_TOKEN}}}", token):
-        return token
-    raise ConfigurationError(
-        f"Dashboard: token is required: {MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters without spaces, for "
-        f"example from {MAKE_ONE}; write token=None if your own login stands in front"
-    )
-
-
 def _digest(token: str) -> bytes:
     """Return what is kept of a token: where an object is shown, the token is not."""
     return sha256(token.encode(errors="surrogatepass")).digest()
 
 
-def _credentials(field: str) -> tuple[str, str]:
-    """Return the user's name and the token in the header field `Authorization`; empty if there are none."""
-    scheme, _, value = field.partition(" ")
+def _name_and_token(credentials: str) -> tuple[str, str]:
+    """Return the name and the token of a user who sends these credentials; both are empty if there are none."""
+    scheme, _, value = credentials.partition(" ")
     if scheme.lower() == "bearer":
         return "api", value.strip()
     if scheme.lower() != "basic":
@@ -283,18 +277,3 @@ def _credentials(field: str) -> tuple[str, str]:
     except ValueError:
         return "", ""
     return name, token
-
-
-def _decoded(body: bytes) -> dict[str, Any]:
-    """Return the object in a body.
-
-    Raises:
-        HTTPException: The body is not an object of JSON.
-    """
-    try:
-        found = json.loads(body.decode())
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise HTTPException(400, 'Expected a body with an object of JSON, for example {"key": "203.0.113.7"}.')
-    return found
