@@ -37,9 +37,9 @@ from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import recent_events, tally
 from slidegate.ops import statistics as module
 from slidegate.ops.slices import MAX_CLIENTS, STEPS, decoded, encoded
-from slidegate.ops.statistics import EVERY_S, PART, Ranking, Statistics, Traffic
+from slidegate.ops.statistics import EVERY_S, Ranking, Statistics, Traffic
 from slidegate.ops.stats_rows import ALIVE_S, WORKERS
-from slidegate.ops.tally import MAX_SERIES, OTHER, Tally
+from slidegate.ops.tally import MAX_SERIES, OTHER, PART, Tally
 from slidegate.ops.traffic import MAX_NAMES, ClientTraffic
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.windows.histogram import BUCKETS
@@ -682,7 +682,7 @@ async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) ->
         routes = {f"GET /{rule}/{number}".ljust(256, "x"): 10**9 for rule in range(MAX_NAMES)}
         texts = unpackable_text()[:64], "; ".join(["1000000000/31d"] * 10), f"GET /{number}".ljust(256, "x")
         counts = [10**9 + number] * 5
-        client = ClientTraffic(unpackable_text()[:64], *counts, by, START_US, START_US, *texts)  # type: ignore[arg-type]
+        client = ClientTraffic(*counts, unpackable_text()[:64], by, START_US, START_US, *texts)
         client.amounts, client.counted_by, client.routes = dict.fromkeys(by, texts[1]), by, routes
         client.others = [2**32 - number - place for place in range(MAX_NAMES)]
         statistics._tally.clients[client.key] = client

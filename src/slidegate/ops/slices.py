@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any, Final, Self, TypeAlias
+from threading import Lock
+from typing import Any, Final, TypeAlias
 
 from anyio.lowlevel import checkpoint
 
@@ -68,16 +69,14 @@ def _known(line: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 class Series(dict[SeriesName, Traffic]):
     """The traffic of each combination of rules and route."""
 
-    def of(self, name: SeriesName) -> Traffic:
-        """Return the traffic of a combination, which is added if it is missing."""
-        return self.get(name) or self.setdefault(name, Traffic())
+    def __missing__(self, name: SeriesName) -> Traffic:
+        traffic = self[name] = Traffic()
+        return traffic
 
-    def added_to(self, before: Self | None) -> Self:
-        """Return the sum of this and what was counted before, if anything was: another object."""
-        together = type(self)(before or {})
-        for name, traffic in self.items():
-            together.of(name).add(traffic)
-        return together
+    def add(self, other: Series) -> None:
+        """Add what was counted since."""
+        for name, traffic in other.items():
+            self[name].add(traffic)
 
     def packed(self) -> bytes:
         """Return the row of a slice."""
@@ -101,20 +100,15 @@ class Series(dict[SeriesName, Traffic]):
 class Clients(dict[str, ClientTraffic]):
     """The traffic of each client; or of each key of another kind."""
 
-    def of(self, key: str) -> ClientTraffic:
-        """Return the traffic of a client, which is added if it is missing."""
-        return self.get(key) or self.setdefault(key, ClientTraffic(key))
+    def __missing__(self, key: str) -> ClientTraffic:
+        client = self[key] = ClientTraffic(key=key)
+        return client
 
-    def added_to(self, before: Self | None) -> Self:
-        """See `Series.added_to`."""
-        together = type(self)()
-        counted = [*self.items()]
-        if before is not None:
-            counted = [*before.items(), *counted]
-        for key, client in counted:
-            together.of(key).add(client)
-        together.forget_rare()
-        return together
+    def add(self, other: Clients) -> None:
+        """Add what was counted since."""
+        for key, client in other.items():
+            self[key].add(client)
+        self.forget_rare()
 
     def forget_rare(self) -> None:
         """If there are too many, forget those that are neither among the busiest nor among the most refused."""
@@ -142,7 +136,7 @@ class Clients(dict[str, ClientTraffic]):
         """Add what is in the row of a slice."""
         for line in decoded(row):
             one = ClientTraffic(**_known(line, _FIELDS))
-            self.of(one.key).add(one)
+            self[one.key].add(one)
 
 
 class Slices:
@@ -159,18 +153,20 @@ class Slices:
         self.current: dict[Name, Series | Clients] = {}
         self._unwritten: dict[Name, Series | Clients] = {}
         self._limiter = limiter
+        # Held by who adds to a slice, or makes its row: event loops in several threads may write.
+        self._lock = Lock()
 
     def add(self, series: Series, clients: Clients, keys: Clients, now_us: int) -> None:
-        """Add what was counted since the last call to the slices that are current now. One thread at a time adds."""
+        """Add what was counted since the last call to the slices that are current now."""
         current: dict[Name, Series | Clients] = {}
         of_clients = {CLIENTS: clients, KEYS: keys}
         for kind, (step_us, _) in STEPS.items():
             name = kind, now_us // step_us
-            slice_ = self.current.get(name)
             counted: Any = of_clients.get(kind, series)
+            slice_ = self.current.get(name)
             if counted:
-                # A new object: a call that is writing the slice sees that there is more to write.
-                slice_ = counted.added_to(slice_)
+                slice_ = slice_ or type(counted)()
+                slice_.add(counted)
                 self._unwritten[name] = slice_
             if slice_ is not None:
                 current[name] = slice_
@@ -183,14 +179,16 @@ class Slices:
             StoreError: The store does not answer; the next call writes them.
         """
         for name in [*self._unwritten]:
-            # As it is now: another call may add more, or write all there is, while this one waits for the store.
-            slice_ = self._unwritten.get(name)
-            if slice_ is None:
+            slice_ = self._unwritten.pop(name, None)
+            if slice_ is None:  # another call has written it meanwhile
                 continue
+            with self._lock:
+                row = slice_.packed()
             kind, number = name
             step_us, kept = STEPS[kind]
-            await self._limiter.keep_row(kind, number, slice_.packed(), (kept + 1) * step_us)
-            # Else more was added during the write.
-            if self._unwritten.get(name) is slice_:
-                del self._unwritten[name]
+            try:
+                await self._limiter.keep_row(kind, number, row, (kept + 1) * step_us)
+            except BaseException:  # a cancellation, too
+                self._unwritten.setdefault(name, slice_)
+                raise
             await pause()

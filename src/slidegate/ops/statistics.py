@@ -41,15 +41,13 @@ from .stats_rows import (
     read_stats,
     steps_of,
 )
-from .tally import MAX_SERIES, OTHERS, Tally
+from .tally import MAX_SERIES, OTHERS, PART, Tally
 from .traffic import ClientTraffic, Ranking, Stats, Traffic, Worker
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Ranking", "Statistics", "Stats", "Traffic", "Worker"]
 
 EVERY_S: Final = 5.0
 """The time from the first new count to the write that includes it, in seconds."""
-PART: Final = 128
-"""How many requests are counted in one step, less than a millisecond; so many wait for it."""
 
 
 class Statistics(Observer):

@@ -1,25 +1,25 @@
 """What one worker counts before it is added to slices.
 
-    request --> pending requests --> tally --> current slices --> rows in the store
-             1 append            128 at once   every 5 s, by the store's clock
-
-Requests are counted many at a time: an ordinary one costs its client's counts, and those of its rules and route.
+request --> pending requests --> tally --> current slices --> rows in the store
+         1 append            128 at once   every 5 s, by the store's clock
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from ipaddress import ip_network
 from typing import Final
 
-from ..core import Bucket, Check, Decision, Reason
+from ..core import Ban, Bucket, Check, Decision, Reason
+from ..core.addresses import network_of
 from ..core.memo import remember
 from ..events import Outcome, Passed
 from .metrics import OTHER, rules_of
 from .slices import Clients, Series, SeriesName
-from .traffic import MAX_NAMES, ClientTraffic, Traffic, add_to, count_answer, text_of
+from .traffic import Traffic, text_of
 
+PART: Final = 128
+"""How many requests are counted in one step, less than a millisecond."""
 MAX_SERIES: Final = 200
 NO_ROUTE: Final = "(no route)"
 
@@ -53,85 +53,82 @@ class Tally:
         self.series = Series()
         self.clients = Clients()
         self.keys = Clients()
-        # The traffic of ordinary requests by the buckets that counted them, which is faster than by their rules.
-        self._ordinary: dict[tuple[tuple[Bucket, ...], str], Traffic] = {}
+        # The rules and the traffic of the admitted requests that some buckets have counted on a route.
+        self._known: dict[tuple[tuple[Bucket, ...], str], tuple[tuple[str, ...], Traffic]] = {}
 
     def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
         refused: list[Outcome] = []
-        clients = self.clients
         for request in requests:
-            if isinstance(request, Outcome):
-                self._count_outcome(request)
-                if request.ended == "refused":
-                    refused.append(request)
+            if not isinstance(request, Outcome):
+                self._count_admitted(request)
                 continue
-            # What follows is an ordinary request, in few steps: most are.
-            client, checks, route, time_us = request
-            one = clients.get(client)
-            if one is None:
-                one = clients.of(client)
-            has_keys = False
-            buckets: tuple[Bucket, ...] = ()
-            for bucket, key, _ in checks:
-                buckets += (bucket,)
-                if key != client:
-                    has_keys = True
-            _count_passed(one, request)
-            if has_keys:
-                for key in self._keys_of(checks, client):
-                    _count_passed(self.keys.of(key), request)
-                    _note_other(one, key)
-            met = buckets, route
-            traffic = self._ordinary.get(met)
-            if traffic is None:
-                traffic = remember(self._ordinary, met, self._traffic(rules_of(buckets), route))
-            traffic.passed += 1
-            traffic.times.count_one(time_us)
-        clients.forget_rare()
+            self._count_outcome(request)
+            if request.ended == "refused":
+                refused.append(request)
+        self.clients.forget_rare()
         self.keys.forget_rare()
         return refused
 
+    def _count_admitted(self, request: Passed) -> None:
+        client, checks, route, time_us = request
+        buckets: tuple[Bucket, ...] = ()
+        has_keys = False
+        for bucket, key, _ in checks:
+            buckets += (bucket,)
+            if key != client:
+                has_keys = True
+        known = self._known.get((buckets, route))
+        if known is None:
+            rules = rules_of(buckets)
+            known = remember(self._known, (buckets, route), (rules, self._traffic(rules, route)))
+        rules, traffic = known
+        traffic.passed += 1
+        traffic.times.count_one(time_us)
+        self.clients[client].count_admitted(request, rules)
+        if has_keys:
+            keys = self._keys_of(checks, client)
+            for key in keys:
+                self.keys[key].count_admitted(request, rules)
+            self._note_others(client, keys)
+
     def _count_outcome(self, outcome: Outcome) -> None:
         """Count a request that was refused, failed, was left by its client, or met several decisions."""
+        checks = [check for decision in outcome.decisions for check in decision.checks]
         route = outcome.route
         # Nobody knows which route a middleware has refused: that is no request to a path without one.
         if outcome.ended == "refused" and route == NO_ROUTE:
             route = ""
         traffic = self._traffic(outcome.rules, route)
-        traffic.count(outcome)
+        if outcome.refusal is not None and outcome.ended == "refused":
+            traffic.count_refusal(outcome.reason)
+            self._count_refused(outcome, outcome.refusal, checks)
+        elif outcome.ended == "exception":
+            traffic.exceptions += 1
+        elif outcome.ended == "cancelled":
+            traffic.cancelled += 1
+        # One that has left before it was decided is of no client, as no decision names its keys.
         if outcome.allowed:
-            traffic.times.count_one(outcome.duration_us)
+            self._count_admitted((outcome.client, checks, route, outcome.duration_us))
         for rule in outcome.shadow_rules:
             self._traffic((rule,), "").shadow_refused += 1
-        # It has left before it was decided, so that no decision names its keys.
-        if not outcome.allowed and outcome.ended != "refused":
-            return
-        self._count_client(self.clients, outcome.client, outcome)
-        keys = _banned_keys(outcome)
-        for decision in outcome.decisions:
-            keys |= self._keys_of(decision.checks, outcome.client)
-        for key in keys:
-            self._count_client(self.keys, key, outcome)
-            _note_other(self.clients.of(outcome.client), key)
 
-    def _count_client(self, clients: Clients, key: str, outcome: Outcome) -> None:
-        """Count a request for its client, or for another key of it."""
-        one = clients.of(key)
-        count_answer(one, outcome)
-        refusal = outcome.refusal
-        if refusal is None:
-            one.latest = outcome.client, outcome.decisions[-1].checks, outcome.route, outcome.duration_us
-            for label in outcome.rules:
-                add_to(one.counted_by, label, 1)
-            add_to(one.routes, outcome.route, 1)
-        elif refusal.reason is not Reason.UNAVAILABLE:
-            one.note_amounts(refusal.checks)
-            one.route = outcome.route
-            one.rule, one.limits = _refused_by(refusal, outcome.rules)
-            add_to(one.refused_by, one.rule, 1)
-            one.refused_at_us = outcome.began_us + outcome.duration_us
-            one.refused_since_us = one.refused_since_us or one.refused_at_us
+    def _count_refused(self, outcome: Outcome, refusal: Decision, checks: Sequence[Check]) -> None:
+        """Count a refused request for its client and its keys."""
+        keys = self._keys_of(checks, outcome.client) | _banned_keys(refusal.ban, outcome.client)
+        by, limits = _refused_by(refusal, outcome.rules)
+        for one in (self.clients[outcome.client], *[self.keys[key] for key in keys]):
+            one.count_refusal(refusal.reason)
+            if refusal.reason is not Reason.UNAVAILABLE:
+                one.note_refusal(outcome, by, limits)
+                one.note_amounts(refusal.checks)
+        self._note_others(outcome.client, keys)
+
+    def _note_others(self, client: str, keys: Iterable[str]) -> None:
+        """Note with which users, cookies and API keys a client came."""
+        for key in keys:
+            if key.startswith(_OF_PEOPLE):
+                self.clients[client].add_other(zlib.crc32(key.encode(errors="replace")))
 
     def _keys_of(self, checks: Sequence[Check], client: str) -> set[str]:
         """Return the keys of some checks that stand neither for their client nor for everyone."""
@@ -148,47 +145,17 @@ class Tally:
             name = OTHERS
             self.is_full = True
         self._names.add(name)
-        return self.series.of(name)
+        return self.series[name]
 
 
-def _count_passed(one: ClientTraffic, request: Passed) -> None:
-    """Count an ordinary request for its client, or for another key of it."""
-    _, checks, route, _ = request
-    one.passed += 1
-    one.latest = request
-    names = one.counted_by
-    for bucket, _, _ in checks:
-        label = bucket.label
-        if label in names:
-            names[label] += 1
-        else:
-            add_to(names, label, 1)
-    names = one.routes
-    if route in names:
-        names[route] += 1
-    elif len(names) < MAX_NAMES:
-        names[route] = 1
-
-
-def _note_other(client: ClientTraffic, key: str) -> None:
-    """Note with which user, cookie or API key a client came."""
-    if len(client.others) < MAX_NAMES and key.startswith(_OF_PEOPLE):
-        client.add_other(zlib.crc32(key.encode(errors="replace")))
-
-
-def _banned_keys(outcome: Outcome) -> set[str]:
+def _banned_keys(ban: Ban | None, client: str) -> set[str]:
     """Return the key whose ban refused a request, if it is neither its client nor an address or a network.
 
     No check names that key where a policy reads it and no rule does.
     """
-    refusal = outcome.refusal
-    if refusal is None or refusal.ban is None or refusal.ban.key == outcome.client:
+    if ban is None or ban.key == client or network_of(ban.key) is not None:
         return set()
-    try:
-        ip_network(refusal.ban.key)
-    except ValueError:
-        return {refusal.ban.key}
-    return set()
+    return {ban.key}
 
 
 def _refused_by(refusal: Decision, rules: Sequence[str]) -> tuple[str, str]:

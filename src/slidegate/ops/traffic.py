@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ..core import Bucket, Check, Reason
@@ -14,16 +14,23 @@ MAX_NAMES: Final = 8
 """By how many rules, and by how many routes, the requests of one client are told apart."""
 
 
+@dataclass(slots=True)
 class Counts:
-    """What follows from the counts that groups of requests of every kind have."""
+    """What is counted of every group of requests.
 
-    __slots__ = ()
+    Attributes:
+        passed: Admitted requests.
+        refused: Requests refused by a limit, a ban, a list or a blocking rule.
+        banned: Requests refused by a ban; also counted in `refused`.
+        blocked: Requests refused by a list or a blocking rule; also counted in `refused`.
+        unavailable: Requests refused because the store did not answer; they are not among `refused`.
+    """
 
-    passed: int
-    refused: int
-    banned: int
-    blocked: int
-    unavailable: int
+    passed: int = 0
+    refused: int = 0
+    banned: int = 0
+    blocked: int = 0
+    unavailable: int = 0
 
     @property
     def requests(self) -> int:
@@ -35,31 +42,37 @@ class Counts:
         """Requests refused by a limit."""
         return self.refused - self.banned - self.blocked
 
+    def count_refusal(self, reason: Reason) -> None:
+        """Count a refused request."""
+        if reason is Reason.UNAVAILABLE:
+            self.unavailable += 1
+            return
+        self.refused += 1
+        if reason is Reason.BANNED:
+            self.banned += 1
+        elif reason is Reason.BLOCKED:
+            self.blocked += 1
+
+    def add_counts(self, other: Counts, names: Iterable[str]) -> None:
+        """Add the counts of another group."""
+        for name in names:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
 
 @dataclass(slots=True)
 class Traffic(Counts):
     """The counts of the requests of one rule, route or step.
 
     Attributes:
-        passed: Admitted requests.
-        refused: Requests refused by a limit, a ban, a list or a blocking rule.
-        banned: Requests refused by a ban; also counted in `refused`.
-        blocked: Requests refused by a list or a blocking rule; also counted in `refused`.
-        unavailable: Requests refused because the store did not answer; they are not among `refused`.
         shadow_refused: Requests that a shadow rule would have refused; counted for that rule and in total.
         exceptions: Admitted requests that ended in an exception of the application.
         cancelled: Requests whose client disconnected before the response was complete.
         times: The durations of admitted requests until the last byte of the response.
     """
 
-    passed: int = 0
-    refused: int = 0
-    banned: int = 0
-    blocked: int = 0
     shadow_refused: int = 0
     exceptions: int = 0
     cancelled: int = 0
-    unavailable: int = 0
     times: ResponseTimes = field(default_factory=ResponseTimes, repr=False)
 
     @property
@@ -77,22 +90,16 @@ class Traffic(Counts):
         """The duration in microseconds that 99 % of the admitted requests did not exceed; None without requests."""
         return self.times.quantile(0.99)
 
-    def count(self, outcome: Outcome) -> None:
-        """Count a request, apart from its duration."""
-        count_answer(self, outcome)
-        if outcome.ended == "exception":
-            self.exceptions += 1
-        elif outcome.ended == "cancelled":
-            self.cancelled += 1
-
     def add(self, other: Traffic) -> None:
         """Add the counts and durations of another group."""
-        add_counts(self, other, COUNTS)
+        self.add_counts(other, COUNTS)
         self.times.add(other.times)
 
 
-COUNTS: Final = tuple(one.name for one in fields(Traffic) if one.name != "times")
-"""The names of the counts."""
+CLIENT_COUNTS: Final = ("passed", "refused", "banned", "blocked", "unavailable")
+"""The names of the counts of a client."""
+COUNTS: Final = (*CLIENT_COUNTS, "shadow_refused", "exceptions", "cancelled")
+"""The names of the counts of a rule, a route or a step."""
 
 
 class Worker(NamedTuple):
@@ -154,11 +161,6 @@ class ClientTraffic(Counts):
 
     Attributes:
         key: The client as the middleware sees it, or the key.
-        passed: Its admitted requests.
-        refused: Its refused requests.
-        banned: Its requests that a ban refused; also counted in `refused`.
-        blocked: Its requests that a list or a blocking rule refused; also counted in `refused`.
-        unavailable: Its requests that were refused because the store did not answer; they are not among `refused`.
         refused_by: Its refused requests by the rule, the list or the maker of the ban that refused them.
         refused_since_us: When the first of them ended, in microseconds of Unix time; 0 without any.
         refused_at_us: When the latest of them ended.
@@ -173,12 +175,7 @@ class ClientTraffic(Counts):
         latest: Its latest admitted request, until `name_latest` has named what it met.
     """
 
-    key: str
-    passed: int = 0
-    refused: int = 0
-    banned: int = 0
-    blocked: int = 0
-    unavailable: int = 0
+    key: str = ""
     refused_by: dict[str, int] = field(default_factory=dict)
     refused_since_us: int = 0
     refused_at_us: int = 0
@@ -200,7 +197,7 @@ class ClientTraffic(Counts):
             self.refused_at_us = other.refused_at_us
         if other.refused_since_us:
             self.refused_since_us = min(self.refused_since_us or other.refused_since_us, other.refused_since_us)
-        add_counts(self, other, CLIENT_COUNTS)
+        self.add_counts(other, CLIENT_COUNTS)
         for names, others in (
             (self.refused_by, other.refused_by),
             (self.counted_by, other.counted_by),
@@ -219,6 +216,21 @@ class ClientTraffic(Counts):
         """Note the digest of a user, a cookie or an API key."""
         if digest not in self.others and len(self.others) < MAX_NAMES:
             self.others.append(digest)
+
+    def count_admitted(self, request: Passed, rules: Iterable[str]) -> None:
+        """Count an admitted request, which some rules have counted."""
+        self.passed += 1
+        self.latest = request
+        for rule in rules:
+            add_to(self.counted_by, rule, 1)
+        add_to(self.routes, request[2], 1)
+
+    def note_refusal(self, outcome: Outcome, by: str, limits: str) -> None:
+        """Note by what a request of it was refused, and the limits of that."""
+        self.rule, self.limits, self.route = by, limits, outcome.route
+        add_to(self.refused_by, by, 1)
+        self.refused_at_us = outcome.began_us + outcome.duration_us
+        self.refused_since_us = self.refused_since_us or self.refused_at_us
 
     def note_amounts(self, checks: Iterable[Check]) -> None:
         """Note the limits by which a decision counted it."""
@@ -243,36 +255,12 @@ class ClientTraffic(Counts):
         self.rule, self.limits, self.route = bucket.label, text_of(bucket), route
 
 
-CLIENT_COUNTS: Final = ("passed", "refused", "banned", "blocked", "unavailable")
-"""The names of the counts of a client."""
-
-
-def count_answer(counts: Traffic | ClientTraffic, outcome: Outcome) -> None:
-    """Count whether a request was admitted, or by what it was refused."""
-    if outcome.allowed:
-        counts.passed += 1
-    if outcome.ended != "refused":
-        return
-    if outcome.reason is Reason.UNAVAILABLE:
-        counts.unavailable += 1
-        return
-    counts.refused += 1
-    if outcome.reason is Reason.BANNED:
-        counts.banned += 1
-    elif outcome.reason is Reason.BLOCKED:
-        counts.blocked += 1
-
-
-def add_counts(counts: Counts, others: Counts, names: Iterable[str]) -> None:
-    """Add the counts of another group."""
-    for name in names:
-        setattr(counts, name, getattr(counts, name) + getattr(others, name))
-
-
 def add_to(counts: dict[str, int], name: str, requests: int) -> None:
     """Add to the counts of one name; of names beyond the first `MAX_NAMES` nothing is counted."""
-    if name in counts or len(counts) < MAX_NAMES:
-        counts[name] = counts.get(name, 0) + requests
+    if name in counts:
+        counts[name] += requests
+    elif len(counts) < MAX_NAMES:
+        counts[name] = requests
 
 
 def text_of(bucket: Bucket) -> str:
