@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
@@ -17,7 +17,6 @@ from typing import Final, Literal, TypeAlias
 
 from ..core import Bucket, CountsPermits, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
-from ..core.memo import remember
 from ..events import Event, Observer, Outcome, Passed
 from ..limiter import Limiter
 
@@ -32,9 +31,6 @@ REASONS: Final = (Reason.LIMITED, Reason.TOO_LARGE, Reason.BANNED, Reason.BLOCKE
 _OWN_OUTCOMES: Final = {Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE}
 
 Add: TypeAlias = Callable[[float], object]
-Kind: TypeAlias = tuple[tuple[Bucket, ...], str] | tuple[tuple[str, ...], tuple[str, ...], str, bool, Reason | None]
-"""The buckets that counted ordinary requests, and their route. Of others the rules, the shadow rules and the route,
-whether they were admitted, and why they were refused."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +108,13 @@ class LimiterMetrics(Observer):
         self._limiter = limiter
         self._store = type(limiter.store).__name__.removesuffix("Store").lower()
         self._rules, self._routes = set[str](), set[str]()
-        self._counts: dict[Kind, tuple[list[Add], Add | None]] = {}
+        self._adders: dict[tuple[Metric, tuple[str, ...]], Add] = {}
         self._failures = limiter.failures
         self._counting = Lock()
 
     @abstractmethod
-    def _adder(self, metric: Metric, *labels: str) -> Add:
-        """Return what adds to a counter, or records a time in seconds in the histogram, under these labels."""
+    def _make_adder(self, metric: Metric, *labels: str) -> Add:
+        """Make what `_adder` returns."""
 
     def _begin(self) -> None:
         """Export counters from 0 where their labels are known, so that the first refusal is an increase; and start."""
@@ -143,52 +139,52 @@ class LimiterMetrics(Observer):
         self._count([request])
 
     def _count(self, requests: Iterable[Passed | Outcome]) -> None:
-        """Count requests, those of one kind together."""
+        """Count requests, ordinary ones of the same buckets and route together."""
         if self._limiter.failures != self._failures:
             with self._counting:
                 before, self._failures = self._failures, self._limiter.failures
                 self._adder(FAILURES)(self._failures - before)
-        times_us = defaultdict[Kind, list[int]](list)
+        times_us = defaultdict[tuple[tuple[Bucket, ...], str], list[int]](list)
         for one in requests:
             if isinstance(one, Outcome):
-                refused = one.reason if one.ended == "refused" else None
-                times_us[one.rules, one.shadow_rules, one.route, one.allowed, refused].append(one.duration_us)
+                self._count_outcome(one)
                 continue
             _, checks, route, time_us = one
             buckets: tuple[Bucket, ...] = ()
             for bucket, _, _ in checks:
                 buckets += (bucket,)
             times_us[buckets, route].append(time_us)
-        for kind, times in times_us.items():
-            counters, record = self._counts.get(kind) or remember(self._counts, kind, self._counts_of(kind))
-            for add in counters:
-                add(len(times))
-            if record is not None:
-                for time_us in times:
-                    record(time_us / 1_000_000)
+        for (buckets, route), times in times_us.items():
+            self._count_admitted(rules_of(buckets), route, times)
 
-    def _counts_of(self, kind: Kind) -> tuple[list[Add], Add | None]:
-        """Return the counters of all requests of a kind, and what records their durations."""
-        if len(kind) == 2:
-            buckets, route = kind
-            return self._counts_of((rules_of(buckets), (), route, True, None))
-        rules, shadow_rules, route, allowed, refused = kind
-        counts = [(rule, "shadow_refused") for rule in shadow_rules]
-        outcome: str | None = None
-        if allowed:
-            outcome = "passed"
-        elif refused in _OWN_OUTCOMES:
-            outcome = refused
-        elif refused:
-            outcome = "refused"
-        if outcome is not None:
-            counts += [(rule, outcome) for rule in rules]
-        counters = [self._adder(RULE_REQUESTS, _bounded(self._rules, rule), how) for rule, how in counts]
-        if refused:
-            counters.append(self._adder(REFUSALS, refused))
-        if not allowed:
-            return counters, None
-        return counters, self._adder(DURATION, _bounded(self._routes, route))
+    def _count_admitted(self, rules: Iterable[str], route: str, times_us: Sequence[int]) -> None:
+        """Count admitted requests that have the same rules and route."""
+        for rule in rules:
+            self._adder(RULE_REQUESTS, _bounded(self._rules, rule), "passed")(len(times_us))
+        record = self._adder(DURATION, _bounded(self._routes, route))
+        for time_us in times_us:
+            record(time_us / 1_000_000)
+
+    def _count_outcome(self, outcome: Outcome) -> None:
+        for rule in outcome.shadow_rules:
+            self._adder(RULE_REQUESTS, _bounded(self._rules, rule), "shadow_refused")(1)
+        if outcome.allowed:
+            self._count_admitted(outcome.rules, outcome.route, [outcome.duration_us])
+        if outcome.ended != "refused":
+            return
+        self._adder(REFUSALS, outcome.reason)(1)
+        how = "refused"
+        if outcome.reason in _OWN_OUTCOMES:
+            how = outcome.reason
+        for rule in outcome.rules:
+            self._adder(RULE_REQUESTS, _bounded(self._rules, rule), how)(1)
+
+    def _adder(self, metric: Metric, *labels: str) -> Add:
+        """Return what adds to a counter, or records a time in seconds in the histogram, under these labels."""
+        add = self._adders.get((metric, labels))
+        if add is None:
+            add = self._adders[metric, labels] = self._make_adder(metric, *labels)
+        return add
 
     def _read(self, gauge: Metric) -> float:
         """Return the value of a gauge; not a number if the store does not know it, or does not answer."""

@@ -52,7 +52,7 @@ class OtelMetrics(LimiterMetrics):
         self._is_open = False
         super().close()
 
-    def _adder(self, metric: Metric, *labels: str) -> Add:
+    def _make_adder(self, metric: Metric, *labels: str) -> Add:
         names = [f"{PREFIX}.{label}" for label in (*metric.labels, STORE)]
         attributes = dict(zip(names, (*labels, self._store), strict=True))
         made = self._made[metric]

@@ -121,7 +121,7 @@ class PrometheusMetrics(LimiterMetrics):
             gauge.labels(self._store).set_function(partial(self._read, metric))
         return metric, gauge
 
-    def _adder(self, metric: Metric, *labels: str) -> Add:
+    def _make_adder(self, metric: Metric, *labels: str) -> Add:
         labelled = self._made[metric].labels(*labels, self._store)
         add: Add = labelled.observe if metric is DURATION else labelled.inc
         return add
