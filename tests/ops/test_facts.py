@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import call, page
 from ..redis_servers import needs_redis
+from ..web.middlewares import operators
 from .shared_rows import START_US, SharedRows
 
 CLIENT, NEIGHBOUR, STRANGER = "203.0.113.7", "203.0.200.1", "198.51.100.1"
@@ -444,6 +446,26 @@ async def test_units_that_workers_have_leased_may_let_requests_pass_where_the_wi
     assert rows["exact"] == (Does.HAS_ROOM, "")
     await limiter.close()
     await tool.close()
+
+
+async def test_the_ban_of_an_operator_refuses_its_addresses_and_may_where_nobody_knows_them(tmp_path: Path) -> None:
+    """A command has no file of operators: it cannot say whose an address is, but that it may be refused."""
+    store = new_store()
+    limiter = Limiter(store, networks=[operators(tmp_path)])
+    app = RateLimitMiddleware(Starlette(routes=routes()), limiter=limiter, limits="9/minute")
+    await limiter.ban("asn:132203", "1h", reason="scan")
+    assert (await call(app, client=("43.128.0.1", 1234))).status == 403
+    await limiter.engine.workers.write(1.0)
+    found = await facts_of(limiter, "43.128.0.1")
+    assert found.refused_by is not None
+    assert (found.refused_by.key, found.refused_by.note) == ("asn:132203", "scan")
+    assert (await facts_of(limiter, STRANGER)).refused_by is None
+    for key in ("43.128.0.1", "user:42"):
+        found = await facts_of(Limiter(store), key)
+        assert found.refused_by is None
+        assert [(row.does, row.note) for row in found.rows if row.what == "ban"] == [
+            (Does.MAY_REFUSE, "scan, if its address is one of this operator")
+        ]
 
 
 KEYS: dict[str, tuple[Any, Any]] = {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Networks, RateLimitMiddleware, Rule, client_ip, header
+from slidegate import BanPolicy, Networks, Quota, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.ops.published_rules import rule_rows, unread_of
 from slidegate.testing import FakeClock
 
@@ -21,6 +21,10 @@ VERSIONS: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
     "another key": (
         {"rules": [BASE[0], Rule("/login", "5/minute", key=header("X-API-Key"), name="login")]},
         {"login": ["5/1m by address, /login", "5/1m by header:x-api-key, /login"]},
+    ),
+    "another zone": (
+        {"rules": [BASE[0], Rule("/login", Quota("5/day", zone="Europe/Berlin"), name="login")]},
+        {"login": ["5/1m by address, /login", "5/day from 00:00 in Europe/Berlin by address, /login"]},
     ),
     "in shadow": (
         {"rules": [BASE[0], Rule("/login", "5/minute", shadow=True, name="login")]},

@@ -67,7 +67,7 @@ async def test_a_kind_and_a_value_that_are_no_address_are_a_key_whatever_they_lo
     assert ban.key == key
     assert [one.key async for one in limiter.bans()] == [key]
     assert kind_of(key) != ADDRESS
-    assert not Subject(limiter, typed).is_address
+    assert Subject(limiter, typed).addresses is None
     assert where_banned(await limiter.published(), key).startswith("it holds where ")
     copy = Limiter()
     assert await copy.import_bans([line async for line in limiter.export_bans()]) == 1

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from .. import Limiter
 from ..core import Ban
-from ..limiter import Override, Publication, PublishedRule, inspect_keys
+from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_refusing
 from .facts import EVERY, Does, Fact, FactsOfRules, joined
-from .kinds import EVERYONE, Subject
+from .kinds import EVERYONE, Subject, is_operator
 from .recent_events import WHO, LoggedEvent
 from .slices import CLIENTS, KEYS
 from .stats_rows import WORKERS, read_events, read_ranking
@@ -111,7 +111,8 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
         change = overrides.get(rule.name)
         if change is not None and rule.named().takes(change.limit):
             reader.changed[rule] = change.limit
-    reader.bans = [ban async for ban in answers.bans if ban.key in keys or reader.subject.part_banned(ban).is_any]
+    reader.operators = [*filter(is_operator, keys_refusing(limiter, key))]
+    reader.bans = [ban async for ban in answers.bans if ban.key in keys or reader.subject.may_be_banned(ban)]
     now_us = await _read_windows(limiter, reader, rules)
     rows: dict[Fact, int] = {}
     if not published:  # its bans are known

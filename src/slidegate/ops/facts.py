@@ -15,14 +15,14 @@ The rows come from what workers have published, from the store, and from statist
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 from ..core import AnyLimit, Ban, ConfigurationError, LimitState, Quota, parse_limits
 from ..limiter import PublishedRule
-from .kinds import FUNCTION, Subject, networks_of
+from .kinds import FUNCTION, Subject, is_operator, ranges_in
 from .rows import listed
 
 EVERY: Final = "every request"
@@ -90,7 +90,8 @@ class FactsOfRules:
 
     Attributes:
         subject: The key.
-        bans: The bans that may refuse it.
+        bans: The bans that may refuse it, and those of all operators.
+        operators: The operators of its address, as ``asn:64496``; empty if this process does not know them.
         amounts: The limits that statistics have seen in decisions, by key and rule.
         changed: The limits that operators have changed.
         windows: The windows.
@@ -98,6 +99,7 @@ class FactsOfRules:
 
     subject: Subject
     bans: Sequence[Ban] = ()
+    operators: Collection[str] = ()
     amounts: dict[tuple[str, str], str] = field(default_factory=dict)
     changed: dict[PublishedRule, str] = field(default_factory=dict)
     windows: Mapping[Place, LimitState] = field(default_factory=dict)
@@ -169,16 +171,16 @@ class FactsOfRules:
         if not parts:
             return
         unpublished = sum(rule.size for rule in parts if not rule.ranges)
-        listed_part = self.subject.part_in(networks_of(rule.ranges for rule in parts))
+        share = self.subject.share_in(ranges_in(" ".join(rule.ranges for rule in parts)))
         note = ""
-        if not self.subject.is_address:
+        if self.subject.addresses is None:
             note = "if it lists its address"
-        elif not listed_part.is_whole and unpublished:
+        elif share != "whole" and unpublished:
             note = f"if it is in one of {unpublished:,} ranges, which are too many to be published"
-        elif not listed_part.is_any:
-            return
-        elif not listed_part.is_whole:
+        elif share == "part":
             note = "for a part of it"
+        elif share == "none":
+            return
         if note and does is Does.REFUSES:
             does = Does.MAY_REFUSE
         yield Fact(parts[0].rule, kind, EVERY + where, self.subject.key, does, note)
@@ -187,25 +189,26 @@ class FactsOfRules:
         """Yield a row for each ban: of every request, or of those for which a rule reads the banned key."""
         # A middleware reads the key of its client, and its policies read theirs, on every request.
         read_always = {self.subject.counted_by(rule)[0] for rule in rules if rule.action in ("client", "ban")}
-        if self.subject.is_address:
+        if self.subject.addresses is not None:
             read_always.add(self.subject.key)
+        read_always.update(self.operators)
         for ban in self.bans:
             row = Fact(ban.by, "ban", EVERY + where, ban.key, Does.REFUSES, ban.reason, ban=ban)
-            part = self.subject.part_banned(ban)
-            if ban.key in read_always or part.is_whole:
+            share = self.subject.share_banned(ban)
+            if ban.key in read_always or share == "whole":
                 yield row
                 continue
-            if part.is_any:
-                yield replace(row, does=Does.MAY_REFUSE, note=joined(ban.reason, "for a part of it"))
+            if is_operator(ban.key) and not self.operators:
+                yield _perhaps(row, "if its address is one of this operator")
+            if share == "part":
+                yield _perhaps(row, "for a part of it")
             for rule in rules:
-                if not rule.bucket or rule.shadow:
-                    continue
                 key, among = self.subject.counted_by(rule)
-                if key != ban.key:
+                if key != ban.key or not rule.bucket or rule.shadow:
                     continue
                 of_rule = replace(row, requests=(rule.requests or EVERY) + among + where)
                 if rule.conditional:
-                    of_rule = replace(of_rule, does=Does.MAY_REFUSE, note=joined(ban.reason, _condition_of(rule)))
+                    of_rule = _perhaps(of_rule, _condition_of(rule))
                 yield of_rule
 
     def _of_rule(self, rule: PublishedRule, requests: str) -> Iterator[Fact]:
@@ -265,6 +268,11 @@ def _condition_of(rule: PublishedRule) -> str:
     if rule.conditional:
         return "if its condition holds"
     return ""
+
+
+def _perhaps(row: Fact, note: str) -> Fact:
+    """Return the row of a ban that may refuse, and on what that depends."""
+    return replace(row, does=Does.MAY_REFUSE, note=joined(row.note, note))
 
 
 def _does(rule: PublishedRule, window: LimitState) -> tuple[Does, str]:

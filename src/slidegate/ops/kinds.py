@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Literal, TypeAlias
 
-from .. import ConfigurationError, Limiter, Networks, client_ip
+from .. import Limiter, client_ip
 from ..core import Ban
-from ..core.addresses import network_of
+from ..core.addresses import AddressRange, network_of
 from ..limiter import PublishedRule
 
 ADDRESS: Final = "address"
@@ -38,6 +37,11 @@ def kind_of(key: str) -> str:
     return key.partition(":")[0]
 
 
+def is_operator(key: str) -> bool:
+    """Return whether a key stands for all addresses of an operator: ``asn:64496``."""
+    return key.startswith("asn:")
+
+
 def shown(kind: str) -> str:
     """Return how a kind stands in front of a digest."""
     return kind[:_SHOWN]
@@ -63,11 +67,8 @@ def beginnings_of(kind: str) -> tuple[str, ...]:
 # -- what a key stands for ---------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
-    """How much of what a key stands for is in some networks."""
-
-    is_whole: bool
-    is_any: bool
+Share: TypeAlias = Literal["none", "part", "whole"]
+"""How much of what a key stands for is among some addresses."""
 
 
 class Subject:
@@ -79,19 +80,13 @@ class Subject:
 
     Attributes:
         key: The key in its canonical form.
-        is_address: Whether it is an address or a network.
+        addresses: The range of addresses that it stands for; None if it is neither an address nor a network.
     """
 
     def __init__(self, limiter: Limiter, key: Any) -> None:
         self.key = limiter.key_for(key)
         self._typed = key if isinstance(key, str) else self.key
-        self._networks = Networks([])
-        try:
-            self._networks = Networks([self._typed])
-        except ConfigurationError:
-            self.is_address = False
-        else:
-            self.is_address = True
+        self.addresses = network_of(self._typed)
 
     def counted_by(self, rule: PublishedRule) -> tuple[str, str]:
         """Return the key by which a rule counts requests of it, empty if it is another one, and which of them.
@@ -100,7 +95,7 @@ class Subject:
         """
         if rule.key == EVERYONE:
             return EVERYONE, ""
-        if not self.is_address:
+        if self.addresses is None:
             if self.key.startswith(beginnings_of(rule.key)):
                 return self.key, ""
             return "", ""
@@ -114,39 +109,46 @@ class Subject:
 
     def is_several(self, rule: PublishedRule) -> bool:
         """Return whether it is a network with several clients, each of which the rule counts by a key of its own."""
-        if not self.is_address or rule.key == EVERYONE:
+        if self.addresses is None or rule.key == EVERYONE:
             return False
-        ((version, first, _),) = self._networks.ranges()
-        address: IPv4Address | IPv6Address = IPv6Address(first)
+        version, first, last = self.addresses
         if version == 4:
-            address = IPv4Address(first)
-        return _truncated(str(address), rule) != _truncated(self._typed, rule)
+            return last - first >= 1 << 32 - rule.ipv4_prefix
+        return last - first >= 1 << 128 - rule.ipv6_prefix
 
-    def part_in(self, networks: Networks) -> Part:
-        """Return how much of its addresses is in some networks."""
-        if not self.is_address:
-            return Part(False, False)
-        ((version, first, last),) = self._networks.ranges()
-        together = Networks.of_ranges([*networks.ranges(), (version, first, last)])
-        return Part(together == networks, networks.overlaps(version, first, last))
+    def share_in(self, ranges: Iterable[AddressRange]) -> Share:
+        """Return how much of its addresses is in some ranges, no two of which touch."""
+        if self.addresses is None:
+            return "none"
+        own_version, first, last = self.addresses
+        share: Share = "none"
+        for version, low, high in ranges:
+            if version != own_version or high < first or last < low:
+                continue
+            if low <= first and last <= high:
+                return "whole"
+            share = "part"
+        return share
 
-    def part_banned(self, ban: Ban) -> Part:
+    def share_banned(self, ban: Ban) -> Share:
         """Return how much of its addresses a ban refuses: one by hand refuses a whole network, a policy's its key."""
-        if not self.is_address or ban.level or network_of(ban.key) is None:
-            return Part(False, False)
-        return self.part_in(Networks([ban.key]))
+        banned = network_of(ban.key)
+        if ban.level or banned is None:
+            return "none"
+        return self.share_in([banned])
+
+    def may_be_banned(self, ban: Ban) -> bool:
+        """Return whether a ban may refuse some of its addresses."""
+        return is_operator(ban.key) or self.share_banned(ban) != "none"
 
 
 def _truncated(key: str, rule: PublishedRule) -> str:
     return client_ip(ipv4_prefix=rule.ipv4_prefix, ipv6_prefix=rule.ipv6_prefix).truncated(key)
 
 
-def networks_of(ranges: Iterable[str]) -> Networks:
-    """Return the networks of a list whose ranges are published as texts."""
-    found: list[tuple[int, int, int]] = []
-    for text in ranges:
-        for one in text.split():
-            version, _, span = one.partition(":")
-            first, _, last = span.partition("-")
-            found.append((int(version), int(first, 16), int(last, 16)))
-    return Networks.of_ranges(found)
+def ranges_in(text: str) -> Iterator[AddressRange]:
+    """Yield the ranges of a list as they are published: ``4:cb007100-cb0071ff``."""
+    for one in text.split():
+        version, _, span = one.partition(":")
+        first, _, last = span.partition("-")
+        yield int(version), int(first, 16), int(last, 16)

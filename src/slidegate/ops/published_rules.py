@@ -78,11 +78,7 @@ def unread_of(published: Iterable[Publication]) -> list[str]:
 
 def text_of(rule: PublishedRule) -> str:
     """Return what a published rule does, in words: ``5/1m by address, POST /login``."""
-    words: str = rule.action
-    if rule.limit:
-        words = rule.limit
-    if rule.by_function:
-        words = "limits of a function"
+    words = _what_of(rule)
     if rule.key:
         words += f" by {rule.key}"
     if (rule.ipv4_prefix, rule.ipv6_prefix) != _OWN_PREFIXES:
@@ -98,6 +94,14 @@ def text_of(rule: PublishedRule) -> str:
     if rule.shadow:
         words += ", in shadow"
     return words
+
+
+def _what_of(rule: PublishedRule) -> str:
+    if rule.by_function:
+        return "limits of a function"
+    if rule.zone:
+        return f"{rule.limit} from {rule.starts} in {rule.zone}"
+    return rule.limit or rule.action
 
 
 # -- the limits of this process ----------------------------------------------------------------------------------------
