@@ -414,7 +414,7 @@ async def play(replay: Replay, *records: AccessRecord) -> list[Played]:
 async def admits(replay: Replay | RateLimitMiddleware, *records: AccessRecord) -> list[bool]:
     """Return which records a replay admits, or that of one middleware."""
     replay = replay if isinstance(replay, Replay) else Replay([replay])
-    return [result.allowed for result in await play(replay, *records)]
+    return [result.outcome.allowed for result in await play(replay, *records)]
 
 
 def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: Any) -> AccessRecord:
@@ -467,16 +467,16 @@ async def test_a_replay_decides_as_the_live_application_does_and_a_simulation_co
         scope = scope_of(record)
         scope["headers"].append((b"x-status", str(record.status).encode()))
         results.append(await replay.play(record))
-        assert results[-1].status == (await send_scope(middlewares[0], scope)).status
+        assert results[-1].outcome.status == (await send_scope(middlewares[0], scope)).status
         await simulated.add(record)
     check_counts(simulated.value(), results)
 
 
 def check_counts(value: dict[str, Any], results: list[Played]) -> None:
     """Check that the numbers of a simulation are those of its requests."""
-    refused = Counter(result.client for result in results if not result.allowed)
+    refused = Counter(result.outcome.client for result in results if not result.outcome.allowed)
     assert value["requests"] == len(results)
-    assert value["passed"] == sum(result.allowed for result in results)
+    assert value["passed"] == sum(result.outcome.allowed for result in results)
     assert (value["refused"], value["refused_clients"]) == (refused.total(), len(refused))
     assert {row["client"]: row["refused"] for row in value["most_refused"]} == refused
     rows = {(row["kind"], row["rule"]): row for row in value["rules"]}
@@ -518,7 +518,7 @@ async def test_a_limit_refuses_exactly_what_the_real_limiter_refuses(gaps: list[
         for time_us in times
     )
     replay = Replay.of(limits=f"{amount}/1m")
-    refused = Counter(result.client for result in await play(replay, *records) if not result.allowed)
+    refused = Counter(result.outcome.client for result in await play(replay, *records) if not result.outcome.allowed)
     assert found == {"limit": f"{amount}/1m", "clients": len(refused), "requests": refused.total()}
 
 

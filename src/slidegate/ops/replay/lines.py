@@ -210,20 +210,12 @@ def _record_of_fields(line: Mapping[str, Any], fields: Mapping[str, str]) -> Par
     return _record(found["time"], address, target, found.get("status", 0), headers)
 
 
-def _headers_of(line: Mapping[str, Any], where: str) -> dict[str, object]:
+def _headers_of(line: Mapping[str, Any], where: str) -> Mapping[str, object]:
     """Return the fields of an object of header fields, or of names with a prefix."""
-    found: dict[str, object] = {}
     below = _below(line, where)
     if isinstance(below, dict):
-        for name, value in below.items():
-            found[name] = value
-            if isinstance(value, list) and value:
-                found[name] = value[0]
-        return found
-    for name, value in line.items():
-        if name.startswith(where):
-            found[name.removeprefix(where)] = value
-    return found
+        return below
+    return {name.removeprefix(where): value for name, value in line.items() if name.startswith(where)}
 
 
 def _first_given(line: Mapping[str, Any], names: str) -> Any:
@@ -265,6 +257,8 @@ def _record(
         return "it contains no status"
     given: dict[str, str] = {}
     for name, value in headers.items():
+        if isinstance(value, list) and value:  # Caddy logs all fields of a name
+            value = value[0]
         if isinstance(value, str) and value not in ("", "-"):
             given[name.lower().replace("_", "-")] = value
     return AccessRecord(time_us, client, *request, int(str(status)), tuple(given.items()))

@@ -32,19 +32,10 @@ _FULL: Final = ("keys_shared", "bans_full")
 class Played(NamedTuple):
     """The result of one replayed request."""
 
-    client: str
-    """The key of the client's address, as the outermost middleware counts it."""
-    status: int
-    """The status of the response: that of a refusal, else the logged one."""
     outcome: Outcome
     """The outcome that the outermost middleware reports, with the decisions of all."""
     events: Sequence[Event]
     """The events that the limiters report: refusals, shadow refusals and bans."""
-
-    @property
-    def allowed(self) -> bool:
-        """Whether no middleware refused the request."""
-        return self.outcome.allowed
 
 
 def checks_of(outcome: Outcome) -> list[Check]:
@@ -83,7 +74,6 @@ class Replay:
         self._answer = _LoggedAnswer(middlewares[-1].app)
         self._outcome: Outcome
         self._events: list[Event] = []
-        self._status = 0
         limiters: dict[int, Limiter] = {}
         self._app: ASGIApp = self._answer
         self.middlewares: list[RateLimitMiddleware] = []
@@ -115,13 +105,12 @@ class Replay:
         if not 200 <= record.status <= 599:
             self._answer.status = 200
         self._events = []
-        scope = scope_of(record)
-        await self._app(scope, _receive, self._send)
+        await self._app(scope_of(record), _receive, _send)
         if any(event.kind in _FULL for event in self._events):
             raise ConfigurationError(
                 f"the log needs more than {MAX_KEYS:,} windows or bans at a time; pass a shorter part of it"
             )
-        return Played(self.middlewares[0].client.locate(scope)[0], self._status, self._outcome, self._events)
+        return Played(self._outcome, self._events)
 
     def event(self, event: Event) -> None:
         """Receive an event of a limiter."""
@@ -135,18 +124,16 @@ class Replay:
         """Note if a rule waits, or counts by what the log may lack."""
         if rule.charging.wait_us or rule.charging.concurrency:
             self.unwaited.append(label)
-        name = _key_name(rule)
-        if _is_sent(name):
+        if rule.charging.key is None:
+            return
+        name = getattr(rule.charging.key, "identity", "function")
+        if any(part.startswith(_SENT) for part in name.split("+")):
             self.keyed.append(f"{label} ({name})")
 
     def _new_limiter(self) -> Limiter:
         limiter = Limiter(MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us))
         limiter.observe(self)
         return limiter
-
-    async def _send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
 
 
 class _LoggedAnswer:
@@ -182,18 +169,6 @@ def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLim
     )
 
 
-def _key_name(rule: Rule) -> str:
-    """Return the name of what a rule counts by."""
-    if rule.charging.key is None:
-        return "client"
-    return getattr(rule.charging.key, "identity", "function")
-
-
-def _is_sent(name: str) -> bool:
-    """Return whether logs seldom have the values of a key, or of a part of it."""
-    return any(part.startswith(_SENT) for part in name.split("+"))
-
-
 def _without_wait(rule: Rule) -> Rule:
     """Return a copy of a rule that refuses instead of waiting and has no permits; it may still end the list."""
     copied = copy(rule)
@@ -207,6 +182,10 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _receive() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _send(message: Message) -> None:
+    """Drop a part of an answer, whose status is in the outcome."""
 
 
 def scope_of(record: AccessRecord) -> dict[str, Any]:

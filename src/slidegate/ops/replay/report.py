@@ -42,12 +42,12 @@ class Row:
     """The counts of one rule, or of what refuses without counting.
 
     Attributes:
-        requests: The requests that it counted; None for what is no limit, and for shadow rules, as nothing tells it.
+        requests: The requests that it counted, if it is a limit.
         refused: The requests that it refused, or would have refused in shadow.
         clients: The clients that it refused or banned, or would have in shadow.
     """
 
-    requests: int | None = None
+    requests: int = 0
     refused: int = 0
     clients: set[str] = field(default_factory=set)
 
@@ -74,32 +74,30 @@ class Simulated:
         self.rows: defaultdict[tuple[str, str], Row] = defaultdict(Row)
         for middleware in replay.middlewares:
             for rule in middleware.rules:
-                if rule.counts and not rule.action.is_shadow:
-                    self.rows[rule.action.kind, rule.label] = Row(0)
-                elif rule.counts or rule.action.blocks:
-                    self.rows[rule.action.kind, rule.label] = Row(None)
+                if rule.counts or rule.action.blocks:
+                    self.rows[rule.action.kind, rule.label] = Row()
 
     async def add(self, record: AccessRecord) -> None:
         """Replay an HTTP request and count the result."""
         played = await self._replay.play(record)
         self.requests += 1
         self._first_us = self._first_us or self._replay.now_us
-        self.clients[played.client] += 1
-        if not played.allowed:
-            self.refused[played.client] += 1
-        for label in {bucket.label for bucket, _, _ in checks_of(played.outcome)}:
-            row = self.rows["limit", label]
-            row.requests = (row.requests or 0) + 1
-        kind, names = _refused_by(played.outcome)
+        outcome, client = played.outcome, played.outcome.client
+        self.clients[client] += 1
+        if not outcome.allowed:
+            self.refused[client] += 1
+        for label in {bucket.label for bucket, _, _ in checks_of(outcome)}:
+            self.rows["limit", label].requests += 1
+        kind, names = _refused_by(outcome)
         for name in names:
-            self._refuse(kind, name, played.client)
+            self._refuse(kind, name, client)
         for event in played.events:
             if event.kind == "shadow_refused":
-                self._refuse("shadow", event.details["rule"], played.client)
+                self._refuse("shadow", event.details["rule"], client)
             elif event.kind == "banned":
-                self.rows["ban", str(event.details["by"])].clients.add(played.client)
+                self.rows["ban", str(event.details["by"])].clients.add(client)
             elif event.kind == "shadow_banned":
-                self.rows["shadow ban", str(event.details["policy"])].clients.add(played.client)
+                self.rows["shadow ban", str(event.details["policy"])].clients.add(client)
 
     def _refuse(self, kind: str, name: object, client: str) -> None:
         row = self.rows[kind, str(name)]
@@ -127,10 +125,13 @@ class Simulated:
 
 
 def _row_of(kind: str, name: str, row: Row) -> Json:
+    requests: int | None = None  # nothing tells how many a rule in shadow or a block has met
+    if kind == "limit":
+        requests = row.requests
     return {
         "rule": name,
         "kind": kind,
-        "requests": row.requests,
+        "requests": requests,
         "refused": row.refused,
         "refused_clients": len(row.clients),
     }
@@ -199,15 +200,16 @@ class Measured:
         """The times of the requests of each client, in microseconds, ascending."""
         return self._times_us[ALL]
 
+    @property
+    def span_us(self) -> int:
+        """The time from the first of these requests to the last."""
+        times_us = self.clients.values()
+        return max(times[-1] for times in times_us) - min(times[0] for times in times_us)
+
     def routes(self) -> list[Json]:
         """Return the results of all requests, and of each route that was requested, ready for JSON."""
-        found = []
-        for route, clients in self._times_us.items():
-            name = route
-            if route == _NO_ROUTE:
-                name = "(no route)"
-            found.append(measure(name, clients))
-        return found
+        names = {_NO_ROUTE: "(no route)"}
+        return [measure(names.get(route, route), clients) for route, clients in self._times_us.items()]
 
 
 def _unlimited(rule: Rule, name: str) -> Rule:
@@ -263,7 +265,10 @@ def refused_by(amount: int, times_us: Iterable[Sequence[int]]) -> Json:
     for times in times_us:
         if len(times) <= amount:  # it refuses none of them
             continue
-        refused = refusals(times, limit)
+        ring, refused = b"", 0
+        for now_us in times:
+            ring, (_, _, _, wait_us) = limit.counter.spend(ring, now_us, 1)
+            refused += wait_us > 0
         requests += refused
         clients += refused > 0
     return {"limit": str(limit), "clients": clients, "requests": requests}
@@ -282,12 +287,3 @@ def peak(times_us: Sequence[int]) -> int:
 def quantile(values: Sequence[int], share: float) -> int:
     """Return the smallest of sorted values that at least a share of them do not exceed."""
     return values[max(ceil(round(share * len(values), 6)) - 1, 0)]
-
-
-def refusals(times_us: Sequence[int], limit: Limit) -> int:
-    """Return how many requests of one client, at ascending times, a limit refuses."""
-    ring, refused = b"", 0
-    for now_us in times_us:
-        ring, (_, _, _, wait_us) = limit.counter.spend(ring, now_us, 1)
-        refused += wait_us > 0
-    return refused
