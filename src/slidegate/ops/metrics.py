@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Final, Literal, TypeAlias
 
 from ..core import Bucket, CountsPermits, Reason
-from ..core.errors import ConfigurationError, StoreError, quoted
+from ..core.errors import StoreError
 from ..events import Event, Observer, Outcome, Passed
 from ..limiter import Limiter
 
@@ -95,16 +95,11 @@ class LimiterMetrics(Observer):
 
     Args:
         limiter: The limiter.
-
-    Raises:
-        ConfigurationError: `limiter` is not a `Limiter`.
     """
 
     refused_events, takes_passed = False, True
 
     def __init__(self, limiter: Limiter) -> None:
-        if not isinstance(limiter, Limiter):
-            raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {quoted(limiter)}")
         self._limiter = limiter
         self._store = type(limiter.store).__name__.removesuffix("Store").lower()
         self._rules, self._routes = set[str](), set[str]()

@@ -7,7 +7,6 @@ from math import isnan
 
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, MeterProvider, Observation, get_meter_provider
 
-from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
 from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, PREFIX, STORE, Add, LimiterMetrics, Metric
 
@@ -19,18 +18,11 @@ class OtelMetrics(LimiterMetrics):
         limiter: The limiter.
         meter_provider: Creates the instruments; the global provider by default.
         durations: Whether to record the durations of requests; False if the server's instrumentation records them.
-
-    Raises:
-        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
         self, limiter: Limiter, *, meter_provider: MeterProvider | None = None, durations: bool = True
     ) -> None:
-        if meter_provider is not None and not isinstance(meter_provider, MeterProvider):
-            raise ConfigurationError(
-                f"meter_provider: expected a MeterProvider of opentelemetry, not {quoted(meter_provider)}"
-            )
         self._has_durations = durations
         super().__init__(limiter)
         self._is_open = True

@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.types import Receive, Scope, Send
 
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError
 from ..events import Outcome, Passed
 from ..limiter import Limiter
 from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, STORE, Add, LimiterMetrics, Metric
@@ -53,15 +53,11 @@ class PrometheusMetrics(LimiterMetrics):
         app: An ASGI application that serves the metrics, as a route or mounted: ``Route("/metrics", metrics.app)``.
 
     Raises:
-        ConfigurationError: An argument is invalid, or the registry (in multi-process mode: the process) already has
-            the metrics of another limiter.
+        ConfigurationError: The registry (in multi-process mode: the process) already has the metrics of another
+            limiter.
     """
 
     def __init__(self, limiter: Limiter, *, registry: CollectorRegistry | None = None) -> None:
-        if registry is not None and not isinstance(registry, CollectorRegistry):
-            raise ConfigurationError(
-                f"registry: expected a CollectorRegistry of prometheus_client, not {quoted(registry)}"
-            )
         super().__init__(limiter)
         self._directory = os.environ.get(DIRECTORY, "")
         # The files of a process do not distinguish registries: in one registry a second limiter is an error.

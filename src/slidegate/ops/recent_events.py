@@ -77,38 +77,25 @@ class RecentEvents:
         for one in [*self._events, *self._refusals]:
             if isinstance(one, Event):
                 entries.append(_entry(one.kind, one.message, one.time_us, one.details))
-            else:
-                entries.append(_entry_of_refusal(one))
+            elif one.refusal is not None:
+                entries.append(_entry_of_refusal(one, one.refusal))
         return entries
 
 
-def _entry_of_refusal(outcome: Outcome) -> dict[str, Any]:
-    key, rule, by, ban, limit = outcome.client, ", ".join(outcome.rules), "", "", ""
-    refusal: Decision | None = outcome.refusal
-    if refusal is not None:
-        by = refusal.by
-        if refusal.binding is not None:
-            key, limit = refusal.binding.key, str(refusal.binding.limit)
-        if refusal.ban is not None:
-            ban = refusal.ban.key
-    source = ""
+def _entry_of_refusal(outcome: Outcome, refusal: Decision) -> dict[str, Any]:
+    rule, by = ", ".join(outcome.rules), refusal.by
+    details: dict[str, object] = {"client": outcome.client, "key": outcome.client, "rule": rule, "limit": "", "by": by}
+    details |= {"reason": outcome.reason, "route": outcome.route, "status": outcome.status}
+    binding = refusal.binding
+    if binding is not None:
+        details |= {"key": binding.key, "limit": binding.limit}
+    if refusal.ban is not None:
+        details["ban"] = refusal.ban.key
+    message = f"{outcome.client} was refused: {outcome.reason}"
     if rule:
-        source = f" under {rule!r}"
+        message += f" under {rule!r}"
     elif by:
-        source = f" by {by}"
-    message = f"{outcome.client} was refused: {outcome.reason}{source}"
-    details = {
-        "client": outcome.client,
-        "key": key,
-        "rule": rule,
-        "limit": limit,
-        "by": by,
-        "reason": outcome.reason,
-        "route": outcome.route,
-        "status": outcome.status,
-    }
-    if ban:
-        details["ban"] = ban
+        message += f" by {by}"
     return _entry("refused", message, outcome.began_us + outcome.duration_us, details)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from .. import ConfigurationError, cookie, header, query
@@ -25,8 +26,7 @@ _LISTED: Final = 5
 
 def row_of_ban(ban: Ban) -> dict[str, Any]:
     """Return a ban."""
-    until_at = None if ban.until is None else ban.until.timestamp()
-    times = {"since_at": ban.since.timestamp(), "until_at": until_at}
+    times = {"since_at": ban.since.timestamp(), "until_at": _unix_s(ban.until)}
     return {**named(ban, "key", "reason", "by", "level"), **times}
 
 
@@ -38,11 +38,14 @@ def row_of_change(override: Override) -> dict[str, Any]:
 
 def row_of_action(action: Action) -> dict[str, Any]:
     """Return what an operator has done; see `Limiter.history`."""
-    until_at = None
-    if action.until is not None:
-        until_at = action.until.timestamp()
     texts = named(action, "kind", "target", "limit", "by", "reason")
-    return {**texts, "at": action.at.timestamp(), "until_at": until_at}
+    return {**texts, "at": action.at.timestamp(), "until_at": _unix_s(action.until)}
+
+
+def _unix_s(moment: datetime | None) -> float | None:
+    if moment is None:
+        return None
+    return moment.timestamp()
 
 
 def row_of_window(view: LimitState) -> dict[str, Any]:

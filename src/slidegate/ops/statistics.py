@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 
 from .. import Limiter, everyone
 from ..core.arguments import check_whole
-from ..core.errors import ConfigurationError, StoreError, quoted
+from ..core.errors import StoreError
 from ..core.logs import Throttle, logger
 from ..events import Event, Observer, Outcome, Passed
 from .recent_events import LoggedEvent, RecentEvents
@@ -72,13 +72,7 @@ class Statistics(Observer):
 
     @classmethod
     def of(cls, limiter: Limiter) -> Statistics:
-        """Return the statistics of a limiter; the first call starts them.
-
-        Raises:
-            ConfigurationError: `limiter` is not a `Limiter`.
-        """
-        if not isinstance(limiter, Limiter):
-            raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {quoted(limiter)}")
+        """Return the statistics of a limiter; the first call starts them."""
         statistics = _attached.get(id(limiter))
         if statistics is None:
             statistics = _attached[id(limiter)] = cls(limiter)

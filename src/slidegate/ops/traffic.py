@@ -198,13 +198,9 @@ class ClientTraffic(Counts):
         if other.refused_since_us:
             self.refused_since_us = min(self.refused_since_us or other.refused_since_us, other.refused_since_us)
         self.add_counts(other, CLIENT_COUNTS)
-        for names, others in (
-            (self.refused_by, other.refused_by),
-            (self.counted_by, other.counted_by),
-            (self.routes, other.routes),
-        ):
-            for name, requests in others.items():
-                add_to(names, name, requests)
+        for field_name in ("refused_by", "counted_by", "routes"):
+            for name, requests in getattr(other, field_name).items():
+                add_to(getattr(self, field_name), name, requests)
         for rule, limits in other.amounts.items():
             if rule in self.amounts or len(self.amounts) < MAX_NAMES:
                 self.amounts[rule] = limits
