@@ -53,8 +53,8 @@ PUBLIC["slidegate"] |= {"__version__", "__compiled__"}
 SEAMS = {
     # What methods of a limiter return, as docs/reference/api.md documents it; and the switch of `slidegate.testing`.
     "slidegate.limiter": {"Limiter", "Action", "Override", "Publication", "PublishedRule", "inspect_keys"}
-    | {"keys_refusing", "reset_all", "switch_all", "use_clock"},
-    "slidegate.core.addresses": {"network_of"},  # whether a key is an address or a network
+    | {"all_callers", "keys_refusing", "reset_all", "switch_all", "use_clock"},
+    "slidegate.core.addresses": {"AddressRange", "network_of"},  # whether a key is an address or a network
     "slidegate.core.memo": {"MANY", "MEMO_SIZE", "remember"},
     "slidegate.web.broken": {"FailsAtStartup"},  # `slidegate check` shows the errors that such middlewares keep
     "slidegate.core.exceeded": {"RateLimitExceeded"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.bans.ban import MAX_KEY_BYTES
-from .engine import reset_all, switch_all, use_clock
+from .engine import all_callers, reset_all, switch_all, use_clock
 from .inspect import KeyView
 from .limiter import Limiter, check_cost, inspect_keys, keys_refusing
 from .overrides import Override
@@ -18,6 +18,7 @@ __all__ = [
     "Override",
     "Publication",
     "PublishedRule",
+    "all_callers",
     "check_cost",
     "inspect_keys",
     "keys_refusing",

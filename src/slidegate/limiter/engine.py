@@ -382,6 +382,11 @@ def reset_all() -> None:
         engine.forget()
 
 
+def all_callers() -> list[Caller]:
+    """Return the middlewares, functions and transports that use the limiters of this process."""
+    return [caller for engine in living(all_engines) for caller in engine.callers.all()]
+
+
 def switch_all(on: bool) -> None:
     """Turn all limits and middlewares of this process on or off, existing and future. For tests.
 

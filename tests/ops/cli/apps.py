@@ -92,9 +92,13 @@ def stored() -> RateLimitMiddleware:
 mounted = Starlette(routes=[Mount("/v1", Starlette(middleware=[Middleware(limited)]))])
 mounted.state.table = [[number] for number in range(200_000)]
 of_a_route = Starlette(routes=[Host("example.com", Router([Route("/", page, middleware=[Middleware(limited)])]))])
-router, of_a_router = APIRouter(), FastAPI()
-router.routes.append(Mount("/v1", limited(frameworks.bare)))
-of_a_router.include_router(router)
+
+
+def of_a_router() -> ASGIApp:
+    router, app = APIRouter(), FastAPI()
+    router.routes.append(Mount("/v1", limited(frameworks.bare)))
+    app.include_router(router)
+    return app
 
 
 def of_a_closure() -> ASGIApp:

@@ -19,6 +19,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,7 @@ from starlette.routing import Route
 import slidegate as package
 from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.core import SharedRow
+from slidegate.limiter import engine
 from slidegate.limiter.workers import WORKERS as LIVING
 from slidegate.ops.cli import run
 from slidegate.ops.cli.main import table
@@ -89,11 +91,12 @@ def create_store(url: str) -> str:
 
 
 @pytest.fixture
-def slidegate(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command in this process."""
+def slidegate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs the command in this process, as if it had no other limiters."""
 
     def ran(*words: str) -> Ended:
         capsys.readouterr()
+        monkeypatch.setattr(engine, "all_engines", WeakValueDictionary())
         code = run(words)
         return Ended(code, *capsys.readouterr())
 
@@ -170,13 +173,13 @@ def test_a_table_has_one_printable_line_for_each_row(rows: list[tuple[str, objec
 def test_middleware_in_or_around_a_framework_is_found(
     name: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def codes(app: Any) -> list[str]:
-        """Return the codes of the findings of an application that a module has."""
+    def codes(make: Callable[[], Any]) -> list[str]:
+        """Return the codes of the findings of an application that a function of a module makes."""
         module: Any = ModuleType("tests_served")
-        module.app, module.other = app, apps.healthy  # the second is not part of the application
+        module.make = make
         with pytest.MonkeyPatch.context() as patched:  # which keeps no application alive
             patched.setitem(sys.modules, module.__name__, module)
-            ended = slidegate("check", "--json", f"{module.__name__}:app")
+            ended = slidegate("check", "--json", "--factory", f"{module.__name__}:make")
         found = [json.loads(line)["code"] for line in ended.out.splitlines()]
         assert ended.code == (1 if found else 0)
         return found
@@ -185,10 +188,10 @@ def test_middleware_in_or_around_a_framework_is_found(
     monkeypatch.setattr(logging.root, "level", logging.root.level)
     make = {**frameworks.KNOWN, **frameworks.UNKNOWN}[name]
     # Litestar builds the middleware for each of its routes.
-    assert codes(make(apps.limited)) == (["SG131"] if name == "litestar" else [])
-    assert codes(make()) == ["SG201"]
+    assert codes(lambda: make(apps.limited)) == (["SG131"] if name == "litestar" else [])
+    assert codes(make) == ["SG201"]
     if name in frameworks.UNKNOWN:
-        assert codes(apps.limited(make())) == []
+        assert codes(lambda: apps.limited(make())) == []
 
 
 def test_a_store_of_another_user_is_an_unusable_store(

@@ -6,27 +6,28 @@ The findings of a single middleware, which are also logged at startup, are its o
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from importlib import import_module
 from inspect import signature
 from operator import attrgetter
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
 import click
 from starlette.applications import Starlette
+from starlette.routing import Router
 from starlette.types import ASGIApp, Message
 
 from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, StoreError
 from ...core.logs import written
 from ...events import Finding
+from ...limiter import all_callers
 from ...web.broken import FailsAtStartup
 from .main import STORE_VARIABLE, ask, middleware_of, note, one_line, program, show, with_json
 
@@ -36,16 +37,11 @@ CODES: Final = {
 }
 """The codes of findings that only `slidegate check` reports, with their titles."""
 START_TIMEOUT_S: Final = 60.0
-MAX_WALKED: Final = 200_000
-"""The most objects of an application that are searched for middlewares; a large application has a few thousand."""
-MAX_HELD: Final = 10_000
-"""The most objects in a list or dict of layers or routes; larger ones are data."""
+BELOW: Final = ("middleware_stack", "asgi_app", "asgi_handler", "app")
+"""The attributes in which Starlette, Quart, Litestar and middlewares keep the next layer."""
 _MEMORY: Final = "SG103"  # the middleware's finding about memory stores
 _LONG_US: Final = 3_600_000_000
 _NOT_THERE: Final = re.compile("the first worker creates it")
-_OUTSIDE: Final = (type, ModuleType, FrameType, CodeType, str, bytes, int, float)
-"""Types whose objects lead out of an application, or to nothing."""
-_OF_EARLIER_STACKS: Final = "slidegate.web.broken"  # keeps the middlewares of stacks that were built before
 
 
 @program.command()
@@ -63,12 +59,7 @@ def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None
     \b
     Example: slidegate check main:app
     """
-    is_file = Path(target).is_file() or target.endswith(".toml")
-    if target.endswith(".py") or not (is_file or ":" in target):
-        meant = f"{_module_at(target) or 'main'}:app"
-        problem = f"{written(target)} is not a configuration file; expected an application as module:app"
-        raise click.BadParameter(f"{problem}, did you mean {written(meant)}?")
-    if is_file:
+    if target.endswith(".toml") or (Path(target).is_file() and not target.endswith(".py")):
         found = _about_file(Path(target))
     else:
         app = imported(target, factory=factory)
@@ -93,10 +84,9 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
         click.ClickException: It does not exist, importing it raises, or it is no ASGI application.
     """
     module, _, attribute = name.partition(":")
-    if not (module and attribute):
-        raise click.BadParameter(f'expected an application as module:app, for example "main:app", not {written(name)}')
-    if module != _module_at(module):
-        meant = f"{_module_at(module) or 'main'}:{attribute}"
+    dotted = module.removesuffix(".py").strip("./").replace("/", ".")
+    meant = f"{dotted or 'main'}:{attribute or 'app'}"
+    if name != meant:
         raise click.BadParameter(
             f"expected an application as module:app, not {written(name)}, did you mean {written(meant)}?"
         )
@@ -120,11 +110,6 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
         ) from None
     served: ASGIApp = found
     return served
-
-
-def _module_at(path: str) -> str:
-    """Return the name of the module in a file."""
-    return path.removesuffix(".py").strip("./").replace("/", ".")
 
 
 async def _about_app(app: ASGIApp) -> list[Finding]:
@@ -168,18 +153,18 @@ async def _about_app(app: ASGIApp) -> list[Finding]:
 
 
 async def _findings_in(app: ASGIApp) -> list[Finding]:
-    middlewares = middlewares_in(app)
+    # Frameworks may keep middlewares out of sight: these are among all of this process.
+    things = [*applications_in(app), *all_callers()]
+    middlewares = dict.fromkeys(thing for thing in things if isinstance(thing, RateLimitMiddleware))
     if not middlewares:
         advice = 'write app.add_middleware(RateLimitMiddleware, limits="100/minute")'
         return [Finding("SG201", f"the application has no RateLimitMiddleware, so nothing is limited; {advice}")]
     findings: list[Finding] = []
-    limiters: dict[Limiter, None] = {}
     for middleware in middlewares:
         findings += middleware.findings
-        limiters[middleware.limiter] = None
         if type(middleware.limiter.store).__name__ == "LmdbStore":  # its module needs the extra
             _note_what_a_reboot_forgets(middleware)
-    for limiter in limiters:
+    for limiter in dict.fromkeys(middleware.limiter for middleware in middlewares):
         try:
             await limiter.now_us()
         except StoreError as error:
@@ -187,29 +172,24 @@ async def _findings_in(app: ASGIApp) -> list[Finding]:
     return findings
 
 
-def middlewares_in(app: ASGIApp) -> list[RateLimitMiddleware]:
-    """Return the middlewares in an application, and in everything that it holds, from the outside in.
-
-    Frameworks keep their layers in attributes, slots, tries of routes and closures. The garbage collector knows the
-    references of all of them alike, so this needs to know no framework.
+def applications_in(app: ASGIApp) -> Iterator[Any]:
+    """Yield an application, and everything that it wraps or mounts as far as it shows that, from the outside in.
 
     Raises:
-        click.ClickException: One of them, or another middleware, cannot be built.
+        click.ClickException: A middleware in it cannot be built.
     """
-    objects: list[object] = [app]
-    seen = {id(app)}
-    middlewares = []
-    for thing in objects:  # which grows meanwhile
-        _build(thing)
-        if isinstance(thing, RateLimitMiddleware):
-            middlewares.append(thing)
-        if len(objects) >= MAX_WALKED:
+    waiting: deque[Any] = deque([app])
+    seen = {id(None)}
+    while waiting:
+        thing = waiting.popleft()
+        if id(thing) in seen:
             continue
-        for below in _held_by(thing):
-            if id(below) not in seen and not isinstance(below, _OUTSIDE):
-                seen.add(id(below))
-                objects.append(below)
-    return middlewares
+        seen.add(id(thing))
+        _build(thing)
+        yield thing
+        waiting.extend(getattr(thing, name, None) for name in BELOW)
+        if isinstance(thing, (Starlette, Router)):
+            waiting.extend(thing.routes)
 
 
 def _build(thing: object) -> None:
@@ -218,29 +198,17 @@ def _build(thing: object) -> None:
     Raises:
         click.ClickException: One of them cannot be built.
     """
+    error: Exception | None = None
+    if isinstance(thing, FailsAtStartup):
+        error = thing.error
     if isinstance(thing, Starlette) and thing.middleware_stack is None:
         try:
             thing.middleware_stack = thing.build_middleware_stack()
-        except Exception as error:
-            raise _unbuildable(error) from error
-    if isinstance(thing, FailsAtStartup) and thing.error is not None:
-        raise _unbuildable(thing.error) from thing.error
-
-
-def _unbuildable(error: Exception) -> click.ClickException:
-    message = f"{type(error).__name__}: {one_line(error)}"
-    return click.ClickException(f"the middlewares of an application cannot be built: {message}")
-
-
-def _held_by(thing: object) -> Iterable[object]:
-    """Return what an object refers to; nothing for what leads out of the application or is data."""
-    if type(thing).__module__ == _OF_EARLIER_STACKS:
-        return ()
-    if isinstance(thing, FunctionType):  # without its globals, which lead everywhere
-        return (*(thing.__closure__ or ()), *(thing.__defaults__ or ()), thing.__dict__)
-    if isinstance(thing, (list, tuple, dict, set)) and len(thing) > MAX_HELD:
-        return ()
-    return gc.get_referents(thing)
+        except Exception as failure:
+            error = failure
+    if error is not None:
+        message = f"{type(error).__name__}: {one_line(error)}"
+        raise click.ClickException(f"the middlewares of an application cannot be built: {message}") from error
 
 
 # -- files and stores --------------------------------------------------------------------------------------------------
@@ -279,11 +247,11 @@ def _address_in(path: Path) -> str:
 
 def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
     """Name the windows that are so long that somebody may count on them over a restart of the machine."""
-    rules = [(rule.label, rule) for rule in middleware.rules]
+    rules = {rule.label: rule for rule in middleware.rules}
     if middleware.default_rule is not None:
-        rules.append(("default_limits", middleware.default_rule))
+        rules["default_limits"] = middleware.default_rule
     forgotten = []
-    for name, rule in rules:
+    for name, rule in rules.items():
         for limit in rule.charging.limits:
             if isinstance(limit, Limit) and limit.window_us >= _LONG_US:
                 forgotten.append(f"{limit} of {name}")

@@ -13,7 +13,7 @@ from ... import RateLimitMiddleware
 from ..replay import AccessLogs, Measured, Replay, Simulated
 from ..replay.lines import NO_TIME, PRESETS
 from ..rows import span_of
-from .check import imported, middlewares_in
+from .check import BELOW, applications_in, imported
 from .main import middleware_of, note, program, show, table, time_of, with_json
 
 MANY_REQUESTS: Final = 100
@@ -22,8 +22,6 @@ TOO_MANY_CLIENTS: Final = 0.9
 """The share of clients in requests from which on a result means nothing."""
 _RULE_COLUMNS: Final = ("rule", "kind", "requests", "refused", "clients refused")
 _MAX_LAYERS: Final = 100
-_BELOW: Final = ("middleware_stack", "asgi_app", "asgi_handler", "app")
-"""The attributes in which Starlette, Quart, Litestar and middlewares keep the next layer."""
 _REGEX: Final = """--regex '(?P<client>\\S+) \\[(?P<time>[^]]+)\\] "(?P<request>[^"]*)" (?P<status>\\d+)'"""
 _OTHER_FORMAT: Final = f"for JSON use --preset {', '.join(PRESETS)}; for another format use {_REGEX}"
 _ADD_A_TIME: Final = (
@@ -121,38 +119,25 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
         outermost = next(iter(_middlewares_around(served)), None)
         measured = Measured(served, outermost)
     _read(logs, measured)
-    times_us = measured.clients.values()
-    first_us, last_us = min(times[0] for times in times_us), max(times[-1] for times in times_us)
-    counted = sum(map(len, times_us))
+    routes = measured.routes()
+    counted, clients = routes[0]["requests"], len(measured.clients)
     left_out = measured.requests - counted
-    headline = (
-        f"{counted:,} requests of {len(measured.clients):,} clients in {span_of((last_us - first_us) / 1_000_000)}"
-    )
+    headline = f"{counted:,} requests of {clients:,} clients in {span_of(measured.span_us / 1_000_000)}"
     if left_out:
         headline += f"; {left_out:,} more are exempt or blocked, and not measured"
-    routes = measured.routes()
-    found = {"requests": counted, "left_out": left_out, "clients": len(measured.clients), "routes": routes}
+    found = {"requests": counted, "left_out": left_out, "clients": clients, "routes": routes}
     show(as_json, [found], [headline, *_suggested_text(routes)])
 
 
 def _suggested_text(routes: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from ("", "Busiest minute of each client")
     yield from table([name for name in routes[0] if name != "would_refuse"], routes)
-    rows: list[dict[str, str]] = []
+    rows = []
     for route in routes:
-        rows += _refusals_at(route)
-    yield from ("", "What limits would have refused", *table(tuple(rows[0]), rows))
-
-
-def _refusals_at(route: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Yield a row for each limit that was tried at a route."""
-    for tried in route["would_refuse"]:
-        yield {
-            "route": route["route"],
-            "limit": tried["limit"],
-            "clients": _part(tried["clients"], route["clients"]),
-            "requests": _part(tried["requests"], route["requests"]),
-        }
+        for tried in route["would_refuse"]:
+            parts = {name: _part(tried[name], route[name]) for name in ("clients", "requests")}
+            rows.append({"route": route["route"], "limit": tried["limit"], **parts})
+    yield from ("", "What limits would have refused", *table(("route", "limit", "clients", "requests"), rows))
 
 
 def _part(part: int, whole: int) -> str:
@@ -173,24 +158,16 @@ def _logs_in(names: Sequence[str], formats: dict[str, Any]) -> AccessLogs:
 
 def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:
     """Return the middlewares around all of an application, from the outside in."""
-    found = middlewares_in(app)
+    found = sum(isinstance(thing, RateLimitMiddleware) for thing in applications_in(app))
     around = []
     for _ in range(_MAX_LAYERS):
         if isinstance(app, RateLimitMiddleware):
             around.append(app)
-        app = _layer_below(app)
-    if len(found) > len(around):
-        note(f"{len(found) - len(around)} middlewares of routes or mounted applications are not replayed")
+        below = [getattr(app, name, None) for name in BELOW]
+        app = next(filter(None, below), None)
+    if found > len(around):
+        note(f"{found - len(around)} middlewares of routes or mounted applications are not replayed")
     return around
-
-
-def _layer_below(app: Any) -> Any:
-    """Return the layer that an application wraps; None if it shows none."""
-    for name in _BELOW:
-        below = getattr(app, name, None)
-        if below is not None:
-            return below
-    return None
 
 
 def _read(logs: AccessLogs, target: Simulated | Measured) -> None:
