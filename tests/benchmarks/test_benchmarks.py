@@ -22,19 +22,19 @@ LONGER = {
 }
 LONGEST = {"memory": ["--keys", "20000"]}
 CEILINGS: dict[str, tuple[int, int]] = {
-    "default": (574, 12),
-    "two windows": (732, 14),
-    "everything": (686, 13),
-    "everything, statistics": (950, 22),
-    "everything, Prometheus": (950, 22),
-    "header key": (744, 18),
-    "header key, 100,000 values": (925, 24),
-    "count_if": (768, 20),
-    "concurrency": (1333, 37),
-    "refused by a limit": (761, 17),
-    "an address banned": (640, 13),
-    "dependency": (899, 23),
-    "dependency, refused": (1180, 34),
+    "default": (558, 10),
+    "two windows": (712, 12),
+    "everything": (667, 11),
+    "everything, statistics": (917, 18),
+    "everything, Prometheus": (917, 18),
+    "header key": (728, 16),
+    "header key, 100,000 values": (909, 22),
+    "count_if": (742, 17),
+    "concurrency": (1301, 34),
+    "refused by a limit": (753, 16),
+    "an address banned": (624, 11),
+    "dependency": (881, 21),
+    "dependency, refused": (1173, 32),
 }
 """How many bytecodes and Python calls one request may cost on CPython 3.11: what it costs, or less."""
 

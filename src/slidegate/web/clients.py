@@ -164,16 +164,18 @@ class ClientsBehindProxies(Clients):
     def of(self, scope: Scope) -> Client:
         """See `Clients.of`."""
         header = self.address.header
-        found: object = None
+        found: Any = None
         for name, value in scope["headers"]:  # faster than to make a dict of them
             if name == header:
                 if found is not None:
-                    found = field_value(scope, header)  # several lines, which are one list
+                    found = field_value(scope, header).encode("latin-1")  # several lines, which are one list
                     break
-                found = bytes(value)  # Starlette reads a bytearray as well
+                found = value
         try:
             return self._known[scope["client"][0], found]
         except (TypeError, LookupError):  # a new one, no peer, or none that is a text
+            if found is not None:
+                found = bytes(found)  # Starlette reads a bytearray as well
             memo_key = self._memo_key(scope, found)
         client = self._known.get(memo_key)
         if client is None:

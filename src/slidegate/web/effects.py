@@ -174,12 +174,14 @@ class Report(Effect):
     def end(self, visit: Visit, error: BaseException | None) -> None:
         """See `Effect.end`."""
         observers = self._observers
+        receivers = observers.requests
         duration_us = (self._clock.monotonic_ns() - visit.began_ns) // 1_000
         route = self._routes.label(visit.scope)
-        receivers = observers.requests
-        if _is_ordinary(visit):  # those who want no outcome of it are told what passed, which costs less
-            receivers = observers.outcomes
+        is_plain = visit.is_complete and visit.shared is None and not visit.observed and len(visit.own) == 1
+        if is_plain and visit.own[0].checks and visit.own[0].allowed:
+            # Limits admit it in one decision: who wants no outcome of that gets what passed, which costs less.
             tell(observers.passed, (visit.client.key, visit.own[0].checks, route, duration_us))
+            receivers = observers.outcomes
         elif visit.plan.is_exempt and _is_uncounted(visit):
             receivers = observers.exempt
         if receivers:
@@ -205,14 +207,6 @@ class Report(Effect):
         shadow_rules = tuple([label for _, label in visit.observed if label])
         client = visit.client.key
         return Outcome(client, decisions, refusal, shadow_rules, route, status, ended, began_us, duration_us)
-
-
-def _is_ordinary(visit: Visit) -> bool:
-    """Return whether a request has one decision, by which limits admit it, and a complete response."""
-    if not visit.is_complete or visit.shared is not None or visit.observed or len(visit.own) != 1:
-        return False
-    decision = visit.own[0]
-    return decision.allowed and bool(decision.checks)
 
 
 def _is_uncounted(visit: Visit) -> bool:

@@ -6,10 +6,10 @@ limits in the order of the rules. Everything but the current numbers is rendered
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
 from ..core.buckets import Bucket, Check, unique_name, windows_of
 from ..core.concurrency import Concurrency
@@ -91,14 +91,17 @@ class Rendered:
         """Return the names that `added_to` writes."""
         return self.names
 
-    def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
-        """Return the fields of an answer and, behind them, RateLimit-Policy and RateLimit with the current numbers.
+    def added_to(self, message: Message, decision: Decision) -> Message:
+        """Return the first message of a response with RateLimit-Policy and RateLimit behind its other fields.
 
         Args:
-            given: The fields of the answer so far.
-            decision: The decision that RateLimit tells of.
+            message: The message, which an application may send several times, so that it stays as it is.
+            decision: The decision that RateLimit tells of; one without readings tells of nothing.
         """
-        return [*given, self._policy, (b"ratelimit", self._text % _numbers(decision, decision.readings, self._amounts))]
+        if not decision.readings:
+            return message
+        current = b"ratelimit", self._text % _numbers(decision, decision.readings, self._amounts)
+        return {**message, "headers": [*message.get("headers", ()), self._policy, current]}
 
 
 class Completed(Rendered):
@@ -113,28 +116,30 @@ class Completed(Rendered):
         self._rendered = rendered
         self._needed = needed
 
-    def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
+    def added_to(self, message: Message, decision: Decision) -> Message:
         """See `Rendered.added_to`."""
-        fields = self._rendered.added_to(given, decision)
-        complete(fields, self._needed)
-        return fields
+        return completed(self._rendered.added_to(message, decision), self._needed)
 
 
 class _OneLimit(Rendered):
     """The same for one limit, which most requests have."""
 
-    def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
+    def added_to(self, message: Message, decision: Decision) -> Message:
         """See `Rendered.added_to`."""
+        if not decision.readings:
+            return message
         spent, leaves_us, _, _ = decision.readings[0]
         left = self._amount - spent
         if left < 0:
             left = 0  # a debt is no number of units; `max` would be a call
+        more_s = 0
         if spent:
             # `ceil_s` of the time until then, without a call: minus the floor of what is negative.
             more_s = -((decision.now_us - leaves_us) // 1_000_000)
-        else:
-            more_s = 0
-        return [*given, self._policy, (b"ratelimit", self._text % (left, more_s))]
+        current = b"ratelimit", self._text % (left, more_s)
+        message = message.copy()  # type: ignore[attr-defined]  # twice as fast as {**message}
+        message["headers"] = [*message.get("headers", ()), self._policy, current]
+        return message
 
 
 class Headers:
@@ -209,12 +214,14 @@ class _InStyles(Rendered):
             return ()
         return [self.names[at] for at in tightest_of(decision.checks, decision.readings, MOST_NAMED)]
 
-    def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
-        """Return them; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
+    def added_to(self, message: Message, decision: Decision) -> Message:
+        """Return it; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
 
         These are of the innermost middleware: what is there already stays.
         """
-        fields = [*given]
+        if not decision.readings:
+            return message
+        fields: list[Field] = [*message.get("headers", ())]
         if "draft" in self._styles:
             shown = tightest_of(decision.checks, decision.readings, MOST_NAMED)
             policy = ", ".join([self._policies[at] for at in shown]).encode()
@@ -224,7 +231,7 @@ class _InStyles(Rendered):
             fields += (b"ratelimit-policy", policy), (b"ratelimit", text % _numbers(decision, readings, amounts))
         if "legacy" in self._styles and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
             fields += _legacy_fields(decision, self._unix_us())
-        return fields
+        return {**message, "headers": fields}
 
 
 def quote(text: str) -> str:
@@ -246,11 +253,13 @@ def field_value(scope: Scope, name: bytes) -> str:
     return value[-MAX_FIELD:].decode("latin-1")
 
 
-def complete(fields: list[Field], needed: Iterable[tuple[bytes, bytes]]) -> None:
-    """Append those of the needed fields that are missing, in whatever type or case an application wrote the others."""
+def completed(message: Message, needed: Fields) -> Message:
+    """Return a message with those of the needed fields that are missing, in whatever type or case it has the others."""
+    fields: list[Field] = [*message.get("headers", ())]
     for field in needed:
         if field not in fields and field[0] not in [lowered(other[0]) for other in fields]:
             fields.append(field)
+    return {**message, "headers": fields}
 
 
 def _numbers(decision: Decision, readings: Sequence[WindowState], amounts: Sequence[int]) -> tuple[int, ...]:

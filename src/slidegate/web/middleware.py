@@ -37,7 +37,7 @@ from .routes import layers, visible_app
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
 from .switch import setting_that_switches_off
-from .visit import Visit
+from .visit import GONE, Visit
 from .websockets import MessageLimits
 
 if TYPE_CHECKING:
@@ -265,13 +265,14 @@ class RateLimitMiddleware(FailsAtStartup):
             else:  # strikes, reports, the answer: in this order, there
                 await policy.refusals.refuse(visit, decision)
             if visit.effects:
-                await visit.end(None)
+                await visit.end()
         except BaseException as error:
             visit.is_within = self._is_within
-            await visit.end(error)
+            await visit.fail(error)
             raise
-        finally:
-            visit.leave(scope_type)
+        finally:  # the visit stays in the scope, without what refers to the server
+            visit.scope = None
+            visit.receive_from, visit.send_on = GONE[scope_type]
 
     # -- the first requests, and those while it is switched off --------------------------------------------------------
 
@@ -350,7 +351,8 @@ class RateLimitMiddleware(FailsAtStartup):
         try:
             await self.app(scope, receive, send)
         finally:
-            visit.leave(scope["type"])
+            visit.scope = None
+            visit.receive_from, visit.send_on = GONE[scope["type"]]
 
 
 def _ending(limiter: Limiter, send: Send) -> Send:

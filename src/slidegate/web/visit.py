@@ -20,19 +20,19 @@ from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError
 from .clients import KEY, Client, outside, visit_of
-from .headers import Completed, Field, Fields, Rendered, complete, joined
+from .headers import Completed, Fields, Rendered, completed, joined
 from .plan import Plan
 
-_ANSWERS: Final = {"http.response.start": 200}
 _HANDSHAKES: Final = {"websocket.accept": 101, "websocket.http.response.start": 403}
-STARTS: Final = {**_ANSWERS, **_HANDSHAKES}
+STARTS: Final = {"http.response.start": 200, **_HANDSHAKES}
 """The messages that start a response and have header fields, and the default status of each."""
 FAILED: Final = 500
 """The status that a server sends if the application raises before it answers."""
 CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
-_LASTS: Final = (".body", ".pathsend", ".zerocopysend", "websocket.close")
-"""How the kinds of messages end that end a response, unless more of the body follows. Trailers come after the end."""
+_BODIES: Final = ("http.response.body", "http.response.pathsend", "http.response.zerocopysend")
+_LASTS: Final = frozenset((*_BODIES, "websocket.http.response.body", "websocket.close"))
+"""The messages that end a response, unless more of the body follows. Trailers come after the end."""
 UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)
 """Why nothing at all counts a request."""
 
@@ -89,7 +89,7 @@ class Visit:
     is_complete = False
     """Whether the last message of the response was sent."""
     is_within = False
-    """Whether an application around the middleware answers exceptions; set before `end` is called with one."""
+    """Whether an application around the middleware answers exceptions; set before `fail` is called."""
     began_ns = 0
     """When the request arrived, by `Engine.clock`, if its outcome is reported."""
     observed: tuple[tuple[Sequence[Check], str], ...] = ()
@@ -134,11 +134,6 @@ class Visit:
         if len(standing) < len(outer.shared):  # a retry or a fallback within, which is a new request for this one
             outer.shared[:] = standing
         self.outer, self.shared, self.rendered = outer, outer.shared, None
-
-    def leave(self, scope_type: str) -> None:
-        """End the visit. The scope keeps what is known; a task that outlives the call finds the client gone."""
-        self.scope = None
-        self.receive_from, self.send_on = _GONE[scope_type]
 
     def visits(self) -> Iterator[Visit]:
         """Yield this visit and those around it."""
@@ -230,15 +225,9 @@ class Visit:
 
     def with_fields(self, message: Message) -> Message:
         """Return the first message with the fields of the decisions that stand, and those that a refusal needs."""
-        rendered = self.rendered
-        if rendered is None:
+        if self.rendered is None:
             return self._with_all_fields(message)
-        decision = self.own[-1]
-        if not decision.readings:  # a ban or a store that failed
-            return message
-        message = message.copy()  # type: ignore[attr-defined]  # an application may send it several times
-        message["headers"] = rendered.added_to(message.get("headers", ()), decision)
-        return message
+        return self.rendered.added_to(message, self.own[-1])
 
     def with_fields_before(self, send: Send) -> Send:
         """Return a `send` that adds the fields to the first message, for a handler around a visit that is over."""
@@ -262,19 +251,16 @@ class Visit:
         for one in self.own:
             if one.readings and (one.allowed or one is refusal):
                 named.append(one)
-        if not named and not self.needed and self.outer is None:
-            return message
-        fields: list[Field] = [*message.get("headers", ())]
         if named:
             shown = joined(named)
             rendered = self.plan.headers.of(shown.checks, self.taken)
-            fields = rendered.added_to(fields, shown)
+            message = rendered.added_to(message, shown)
             names = (*names, *rendered.names_in(shown))
         if self.outer is not None:
             self.outer.taken, self.outer.rendered = names, None
         if refusal is not None and self.needed and message["type"].endswith("http.response.start"):
-            complete(fields, self.needed)
-        return {**message, "headers": fields}
+            return completed(message, self.needed)
+        return message
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -286,21 +272,25 @@ class Visit:
             if waiting is not None:
                 await waiting
 
-    async def end(self, error: BaseException | None) -> None:
-        """Let the remaining effects happen: the response is complete, or the application has returned or raised.
+    async def fail(self, error: BaseException) -> None:
+        """Let the remaining effects happen: the application has raised an exception."""
+        try:
+            if is_failure(error) and not self.status:
+                await self._happen_at_start(self.answered(error) or FAILED)  # the server will answer so
+        finally:
+            await self.end(error)
+
+    async def end(self, error: BaseException | None = None) -> None:
+        """Let the effects of the end happen: the response is complete, or the application has returned or raised.
 
         Args:
             error: What the application has raised.
         """
-        try:
-            if error is not None and is_failure(error) and not self.status:
-                await self._happen_at_start(self.answered(error) or FAILED)  # the server will answer so
-        finally:
-            effects, self.effects = self.effects, ()
-            for effect in effects:
-                waiting = effect.end(self, error)
-                if waiting is not None:
-                    await waiting
+        effects, self.effects = self.effects, ()
+        for effect in effects:
+            waiting = effect.end(self, error)
+            if waiting is not None:
+                await waiting
 
     def answered(self, error: BaseException | None) -> int:
         """Return the status with which an application around the middleware answers an exception; 0 if none does."""
@@ -317,18 +307,21 @@ class Visit:
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
         if self.status:
-            if self.effects and _is_last(message):
+            if self.effects and message["type"] in _LASTS and not message.get("more_body", False):
                 return self._end_with(message)
             return self.send_on(message)
-        kind = message["type"]
-        if kind in _ANSWERS:
+        if message["type"] == "http.response.start":
             status = message.get("status") or 200
             for effect in self.effects:
                 if effect.statuses is None or status in effect.statuses:
                     return self._start(message, status)
-            message = self.with_fields(message)
+            if self.rendered is None:
+                message = self._with_all_fields(message)
+            else:
+                message = self.rendered.added_to(message, self.own[-1])
             self.status = status
             return self.send_on(message)
+        kind = message["type"]
         if kind in _HANDSHAKES:
             return self._start(message, message.get("status") or _HANDSHAKES[kind])
         if kind == "websocket.close":
@@ -341,9 +334,9 @@ class Visit:
         if message["type"] in STARTS:
             message = self.with_fields(message)
         self.status = status
-        if message["type"] not in _ANSWERS:
+        if message["type"] != "http.response.start":
             self.policy.guard(self)
-        if _is_last(message):
+        if message["type"] in _LASTS:
             await self._end_with(message)
         else:
             await self.send_on(message)
@@ -352,7 +345,7 @@ class Visit:
         """Send the last message, and end. What the application does afterwards has no part in the response."""
         await self.send_on(message)
         self.is_complete = True
-        await self.end(None)
+        await self.end()
 
 
 async def send_nobody(message: Message) -> None:
@@ -373,16 +366,11 @@ async def _send_no_websocket(message: Message) -> None:
         raise OSError("this websocket is closed")
 
 
-_GONE: Final[Mapping[str, tuple[Receive, Send]]] = {
+GONE: Final[Mapping[str, tuple[Receive, Send]]] = {
     "http": (_hear_nobody, send_nobody),
     "websocket": (_hear_no_websocket, _send_no_websocket),
 }
-"""The channels of a request that is over."""
-
-
-def _is_last(message: Message) -> bool:
-    """Return whether a message is the last one of a response."""
-    return message["type"].endswith(_LASTS) and not message.get("more_body", False)
+"""The channels of a request that is over, by the type of its scope: a task that outlives it finds the client gone."""
 
 
 def is_failure(error: BaseException) -> bool:

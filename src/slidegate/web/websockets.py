@@ -154,4 +154,4 @@ class GuardedWebSocket:
             self._ended = {"type": "websocket.disconnect", "code": code, "reason": reason}
             with suppress(OSError):  # the client has left, which the application learns in the same way
                 await close_websocket(self._send_on, code, reason)
-            await self._visit.end(None)
+            await self._visit.end()
