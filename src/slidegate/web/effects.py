@@ -24,7 +24,7 @@ from .refusals import Refusals
 from .routes import RouteLabels
 from .rules import Rule
 from .signals import Signals
-from .visit import FAILED, Visit, is_failure
+from .visit import FAILED, Unfinished, Visit, is_failure
 
 
 def _true_or_false(counts: object) -> bool:
@@ -165,8 +165,8 @@ class Report(Effect):
     def begin(self, visit: Visit) -> None:
         """Note when a request arrives, unless a middleware around this one reports it."""
         if visit.outer is not None:
-            for outer in visit.visits():
-                if outer.began_ns and outer.policy.limiter.engine is self._engine:
+            for effect in [effect for outer in visit.visits() for effect in outer.effects]:
+                if isinstance(effect, Report) and effect._engine is self._engine:
                     return
         visit.began_ns = self._clock.monotonic_ns()
         visit.effects = (self, *visit.effects)
@@ -177,10 +177,11 @@ class Report(Effect):
         receivers = observers.requests
         duration_us = (self._clock.monotonic_ns() - visit.began_ns) // 1_000
         route = self._routes.label(visit.scope)
-        is_plain = visit.is_complete and visit.shared is None and not visit.observed and len(visit.own) == 1
-        if is_plain and visit.own[0].checks and visit.own[0].allowed:
+        own = visit.own
+        is_alone = len(own) == 1 and visit.shared is None and not visit.observed
+        if is_alone and error is None and own[0].allowed and own[0].checks:
             # Limits admit it in one decision: who wants no outcome of that gets what passed, which costs less.
-            tell(observers.passed, (visit.client.key, visit.own[0].checks, route, duration_us))
+            tell(observers.passed, (visit.client.key, own[0].checks, route, duration_us))
             receivers = observers.outcomes
         elif visit.plan.is_exempt and _is_uncounted(visit):
             receivers = observers.exempt
@@ -201,7 +202,7 @@ class Report(Effect):
             ended, status = "cancelled", 0
         elif refusal is not None:
             ended = "refused"
-        elif not visit.is_complete:
+        elif error is not None:
             ended, status = _incomplete(visit, error)
         began_us = self._engine.unix_us() - duration_us
         shadow_rules = tuple([label for _, label in visit.observed if label])
@@ -214,14 +215,14 @@ def _is_uncounted(visit: Visit) -> bool:
     return not visit.observed and all(one.allowed and not one.checks for _, one in visit.decisions)
 
 
-def _incomplete(visit: Visit, error: BaseException | None) -> tuple[Ended, Any]:
+def _incomplete(visit: Visit, error: BaseException) -> tuple[Ended, Any]:
     """Return how a request that was not refused has ended before its response was complete, and its status."""
-    if error is not None and is_failure(error):
+    if is_failure(error):
         answered = visit.answered(error)
         if answered and not visit.status:  # an application around the middleware answers
             return "success", answered
         return "exception", visit.status or FAILED
-    is_over = error is None or isinstance(error, WebSocketDisconnect)
+    is_over = isinstance(error, (Unfinished, WebSocketDisconnect))
     if visit.status and visit.scope["type"] == "websocket" and is_over:
         return "success", visit.status
     return "cancelled", visit.status

@@ -37,7 +37,7 @@ from .routes import layers, visible_app
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
 from .switch import setting_that_switches_off
-from .visit import GONE, Visit
+from .visit import GONE, UNFINISHED, Visit
 from .websockets import MessageLimits
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class RateLimitMiddleware(FailsAtStartup):
             else:  # strikes, reports, the answer: in this order, there
                 await policy.refusals.refuse(visit, decision)
             if visit.effects:
-                await visit.end()
+                await visit.end(UNFINISHED)
         except BaseException as error:
             visit.is_within = self._is_within
             await visit.fail(error)

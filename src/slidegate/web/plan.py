@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from starlette.types import Scope
 
@@ -13,9 +13,6 @@ from ..core.decision import Decision, Reason
 from .bound_rule import BoundRule
 from .headers import Headers, Rendered
 from .rules import Rule
-
-if TYPE_CHECKING:
-    from .visit import Visit
 
 EXEMPT: Final = Decision(True, Reason.EXEMPT)
 DISABLED: Final = Decision(True, Reason.DISABLED)
@@ -42,7 +39,7 @@ class Signal(NamedTuple):
 
 
 class Effect:
-    """Something that happens when a response starts, or when it ends.
+    """Something that happens to a `Visit` when its response starts, or when it ends.
 
     Attributes:
         statuses: The statuses of responses for which `start` has to be called; None for all.
@@ -52,12 +49,17 @@ class Effect:
     statuses: Collection[Any] | None = None
     ends = False
 
-    def start(self, visit: Visit, status: Any) -> Awaitable[object] | None:
+    def start(self, visit: Any, status: Any) -> Awaitable[object] | None:
         """Act when the status of a response is known, before its first message is sent."""
         return None
 
-    def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
-        """Act once: after the last byte of the response, or when the application returns or raises `error` before."""
+    def end(self, visit: Any, error: BaseException | None) -> Awaitable[object] | None:
+        """Act once: after the last byte of the response, or else when the application returns or raises.
+
+        Args:
+            visit: The request.
+            error: What the application has raised; `UNFINISHED` if it has only returned; None after the last byte.
+        """
         return None
 
 

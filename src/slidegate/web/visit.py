@@ -58,6 +58,7 @@ class Visit:
         effects: What still depends on the status or the end of the response.
         own: The decisions of this middleware: about its rules, then about limits at endpoints within.
         status: The status of the response, of whatever type the application sends; 0 before its first message.
+        began_ns: When the request arrived, by `Engine.clock`; there only if its outcome is reported.
         shared: The decisions of all middlewares about the request, each with its policy, if there are several.
         rendered: The header fields of the response, but for the numbers of the last decision; None if they are not
             known before, or tell of several decisions, here or in another middleware.
@@ -65,6 +66,7 @@ class Visit:
 
     __slots__ = (  # what each request needs; the rest, which few need, is in the `__dict__` that they have then
         "__dict__",
+        "began_ns",
         "client",
         "effects",
         "own",
@@ -78,6 +80,7 @@ class Visit:
         "status",
     )
 
+    began_ns: int
     outer: Visit | None = None
     """The visit of the middleware around this one."""
     struck: tuple[BanPolicy, ...] = ()
@@ -86,12 +89,8 @@ class Visit:
     """The names that middlewares within have given to limits in the fields of the response."""
     needed: Fields | None = None
     """The fields that a refusal needs: while it stands, they are added to the response where they are missing."""
-    is_complete = False
-    """Whether the last message of the response was sent."""
     is_within = False
     """Whether an application around the middleware answers exceptions; set before `fail` is called."""
-    began_ns = 0
-    """When the request arrived, by `Engine.clock`, if its outcome is reported."""
     observed: tuple[tuple[Sequence[Check], str], ...] = ()
     """What shadow rules have charged, here or within, each with its label if it would have refused the request."""
     banned_us = 0
@@ -281,10 +280,10 @@ class Visit:
             await self.end(error)
 
     async def end(self, error: BaseException | None = None) -> None:
-        """Let the effects of the end happen: the response is complete, or the application has returned or raised.
+        """Let the effects of the end happen.
 
         Args:
-            error: What the application has raised.
+            error: What the application has raised; `UNFINISHED`; None if the response is complete.
         """
         effects, self.effects = self.effects, ()
         for effect in effects:
@@ -344,8 +343,14 @@ class Visit:
     async def _end_with(self, message: Message) -> None:
         """Send the last message, and end. What the application does afterwards has no part in the response."""
         await self.send_on(message)
-        self.is_complete = True
         await self.end()
+
+
+class Unfinished(BaseException):
+    """The application has returned before its response was complete; or a middleware has refused the request."""
+
+
+UNFINISHED: Final = Unfinished()
 
 
 async def send_nobody(message: Message) -> None:
