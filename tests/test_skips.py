@@ -28,7 +28,7 @@ NEEDED = (
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the numbers are those of Linux")
-@pytest.mark.parametrize("ci", ["true", ""])
+@pytest.mark.parametrize("ci", ["true", pytest.param("", marks=pytest.mark.all)])
 @pytest.mark.parametrize("most", [2, 1])
 def test_tests_that_need_what_has_no_wheel_are_skipped_and_counted(most: int, ci: str, tmp_path: Path) -> None:
     numbers = tmp_path / "numbers"

@@ -288,7 +288,7 @@ def key_paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | 
 @given(
     st.sampled_from(key_paths(WHOLE)), st.sampled_from(["replace", "delete", "rename"]), values, st.sampled_from(KEYS)
 )
-@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_with_one_change_is_read_or_refused_with_its_place_and_check_says_which(
     tmp_path: Path, key_path: tuple[str | int, ...], change: str, value: Any, other: str
 ) -> None:

@@ -508,7 +508,9 @@ def test_the_interpreter_ends_though_nobody_closed_the_limiter(last: str) -> Non
     assert run(PROGRAM, "", last) == "over\n"
 
 
-@pytest.mark.parametrize("last", ["", pytest.param(CHILDREN, marks=FORKS)], ids=["alone", "children"])
+@pytest.mark.parametrize(
+    "last", ["", pytest.param(CHILDREN, marks=[FORKS, pytest.mark.all])], ids=["alone", "children"]
+)
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 def test_a_process_ends_without_a_warning_though_nobody_closed_its_store(url: str, last: str) -> None:
     """A child that ends takes nothing from its parent."""

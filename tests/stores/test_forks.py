@@ -126,7 +126,7 @@ class Scene:
 
 
 @pytest.mark.interpreted("lines of compiled code are not traced")
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.all) for number in range(1, 6))])
 def test_a_child_goes_on_at_whatever_line_another_thread_of_its_parent_was(number: int) -> None:
     """Locks are in the hands of the thread that forks, which the child does not go on with."""
     scene = Scene()
@@ -135,6 +135,7 @@ def test_a_child_goes_on_at_whatever_line_another_thread_of_its_parent_was(numbe
     fork_at_every_line(scene.moves[number], Path(memory.__file__).parent, scene.check)
 
 
+@pytest.mark.all
 @pytest.mark.interpreted("lines of compiled code are not traced")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_child_looks_at_a_file_at_which_another_thread_of_its_parent_was_looking(

@@ -169,7 +169,7 @@ def test_the_tests_on_the_page_pass(tmp_path: Path) -> None:
     (fragment,) = [block.code for block in page if block.language == "toml"]
     for name, code in {**files, "pyproject.toml": fragment}.items():
         (tmp_path / name).write_text(code, "utf-8")
-    assert len(files) == 3
+    assert len(files) == 2
     tests = [str(tmp_path / name) for name in files if name.startswith("test_")]
     count = sum(code.count("def test_") for code in files.values())
     assert passed("-p", "slidegate_pytest", "-W", "error", *tests, path=tmp_path) == count

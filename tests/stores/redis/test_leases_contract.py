@@ -74,7 +74,7 @@ class TestLeased(StoreContract):
 LIMITED: Final = ((Bucket("x", parse_limits("3000/10s")), "ann", 1),)
 LONG: Final = ((Bucket("long", parse_limits("3000/10m")), "ann", 1),)
 WIDE: Final = ((Bucket("wide", parse_limits("6000/minute @10")), "ann", 1),)
-PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs/reference/api.md"
 
 
 class Two:
@@ -187,7 +187,7 @@ OTHERS: Final = ("a worker is stopped", "the machine of a worker is paused", "th
 
 
 def test_the_page_lists_what_differs() -> None:
-    section = PAGE.read_text("utf-8").split("\n## Leases\n")[1].split("\n## ")[0]
+    section = PAGE.read_text("utf-8").split("\n### Leases of a Redis store\n")[1].split("\n#")[0]
     rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")]
     assert rows[1:] == [*DIFFERENCES, *OTHERS]
 
