@@ -59,30 +59,23 @@ class Counting:
         self._signals = signals
 
     async def decide(self, visit: Visit) -> Decision:
-        """Decide a request that not limits alone decide, and record the decision.
+        """Decide a request that not limits alone decide.
 
-        Lists come first, as they are free; honeypots before limits; then what would be refused if shadow rules were
-        limits.
+        Lists come first, as they are free; honeypots before limits.
         """
-        verdict = visit.client.verdict
-        if verdict is not None:
-            visit.add_decision(verdict, None)
-            return verdict
+        if visit.client.verdict is not None:
+            return visit.client.verdict
         if visit.plan.is_conditional:
             visit.plan = await self.narrow(visit, visit.plan)
             visit.effects = [*visit.effects, *visit.plan.effects]
         plan = visit.plan
-        decision: Decision | None = None
         if plan.strikes:
-            decision = await self._signals.at_path(visit, plan.strikes)
-        if decision is None:
-            decision = plan.verdict
-            if plan.limiting or self._engine.store.bans.may_refuse():
-                decision = await self.count(visit, plan)
-        visit.add_decision(decision, plan.rendered_of(decision))
-        if plan.shadows and decision.allowed:
-            await self.observe(visit, plan.shadows)
-        return decision
+            refusal = await self._signals.at_path(visit, plan.strikes)
+            if refusal is not None:
+                return refusal
+        if not plan.limiting and not self._engine.store.bans.may_refuse():
+            return plan.verdict
+        return await self.count(visit, plan)
 
     async def count(self, visit: Visit, plan: Plan, at_endpoint: HTTPConnection | None = None) -> Decision:
         """Charge the limits of a plan, unless a ban refuses the request.

@@ -136,9 +136,8 @@ class _OneLimit(Rendered):
         if spent:
             # `ceil_s` of the time until then, without a call: minus the floor of what is negative.
             more_s = -((decision.now_us - leaves_us) // 1_000_000)
-        current = b"ratelimit", self._text % (left, more_s)
-        message = message.copy()  # type: ignore[attr-defined]  # twice as fast as {**message}
-        message["headers"] = [*message.get("headers", ()), self._policy, current]
+        message = message.copy()  # type: ignore[attr-defined]  # {**message} takes 50 ns more
+        message["headers"] = [*message.get("headers", ()), self._policy, (b"ratelimit", self._text % (left, more_s))]
         return message
 
 

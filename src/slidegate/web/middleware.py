@@ -255,12 +255,17 @@ class RateLimitMiddleware(FailsAtStartup):
             if plan.is_direct:  # limits alone, as for most requests: bans and limits, in one hit
                 answer = policy.engine.hit(plan.checks(scope, client.key), client.subjects)
                 decision = answer if isinstance(answer, Decision) else await answer
-                visit.own = (decision,)
-                if visit.shared is not None:
-                    visit.shared.append((policy, decision))
-            else:  # lists, conditions, honeypots, functions, waits, shadow rules: in this order, there
+            else:  # lists, conditions, honeypots, functions, waits: in this order, there
                 decision = await policy.counting.decide(visit)
+                plan = visit.plan  # that of the conditions which are true
+                visit.rendered = plan.rendered_of(decision)
+            visit.own = (decision,)
+            if visit.shared is not None:
+                visit.shared.append((policy, decision))
+                visit.rendered = None  # the response tells of several
             if decision.allowed:
+                if plan.shadows:
+                    await policy.counting.observe(visit, plan.shadows)
                 await self.app(scope, visit.receive, visit.send)
             else:  # strikes, reports, the answer: in this order, there
                 await policy.refusals.refuse(visit, decision)
