@@ -85,17 +85,18 @@ class Counting:
             plan: The plan of the request, or of its endpoint.
             at_endpoint: The request as its endpoint sees it, with its body; None in the middleware.
         """
-        subjects = visit.client.subjects
+        subjects, scope = visit.client.subjects, visit.scope
+        if at_endpoint is not None:
+            scope = at_endpoint.scope
         if plan.calls_functions:
-            checks, unlimited = await self._ask_all(visit, plan, at_endpoint)
+            checks, unlimited = await self._ask_all(visit, plan, scope, at_endpoint)
             if unlimited:  # a ban of a key holds where a rule reads it, also if the rule counts nothing of the request
                 subjects = self._signals.joined(subjects, unlimited)
         else:
-            scope = visit.scope if at_endpoint is None else at_endpoint.scope
             checks = plan.checks(scope, visit.client.key)
         if at_endpoint is not None:
             if self._signals.keyed:  # the user may be known by now
-                subjects = self._signals.with_keys(subjects, visit.client.beside(at_endpoint.scope), visit.client.key)
+                subjects = self._signals.with_keys(subjects, visit.client.beside(scope), visit.client.key)
             checks = _left_at_endpoint(visit, checks)
             if not checks and subjects is visit.client.subjects:  # no other key may be banned
                 return plan.verdict
@@ -125,12 +126,11 @@ class Counting:
         return self._engine.hit(checks, client.subjects)
 
     async def _ask_all(
-        self, visit: Visit, plan: Plan, at_endpoint: HTTPConnection | None
+        self, visit: Visit, plan: Plan, scope: Scope, at_endpoint: HTTPConnection | None
     ) -> tuple[list[Check], list[str]]:
         """Return the checks of a request, and the keys that have no limit, where rules call functions."""
         checks: list[Check] = []
         unlimited: list[str] = []
-        scope = visit.scope if at_endpoint is None else at_endpoint.scope
         for bound in plan.limiting:
             if bound.calls_functions:
                 asked = await self._ask(bound, visit, at_endpoint)

@@ -173,11 +173,9 @@ class Report(Effect):
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
         """See `Effect.end`."""
-        observers = self._observers
-        receivers = observers.requests
         duration_us = (self._clock.monotonic_ns() - visit.began_ns) // 1_000
         route = self._routes.label(visit.scope)
-        own = visit.own
+        own, observers = visit.own, self._observers
         is_alone = len(own) == 1 and visit.shared is None and not visit.observed
         if is_alone and error is None and own[0].allowed and own[0].checks:
             # Limits admit it in one decision: who wants no outcome of that gets what passed, which costs less.
@@ -185,6 +183,8 @@ class Report(Effect):
             receivers = observers.outcomes
         elif visit.plan.is_exempt and _is_uncounted(visit):
             receivers = observers.exempt
+        else:
+            receivers = observers.requests
         if receivers:
             tell(receivers, self._outcome(visit, error, route, duration_us))
 

@@ -132,8 +132,9 @@ class Policy:
     @property
     def default_rule(self) -> Rule | None:
         """The rule of each route, made from `default_limits`; None if there is none."""
-        defaults = self.rules.defaults
-        return None if defaults is None else defaults.rule
+        if self.rules.defaults is None:
+            return None
+        return self.rules.defaults.rule
 
     def buckets(self) -> list[Bucket]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""

@@ -129,16 +129,12 @@ class Refusals:
         if self.are_told():
             self.report(visit, decision, scope)
         answer = self.answer(decision, visit.rendered)
-        if scope["type"] == "websocket":
-            await _refuse_websocket(scope, visit.send, answer)
-            return
-        if self.on_refused is not None and not visit.has_left:
+        if self.on_refused is not None or scope["type"] == "websocket":
             visit.need(answer.needed)
-            if await self._send_own(visit, decision, answer, scope, visit.receive, visit.send):
-                return
+            await self._send(visit, decision, answer, scope, visit.receive, visit.send)
+            return
         visit.status = answer.status  # no effect depends on the status of this answer
-        start: Message = {"type": "http.response.start", "status": answer.status, "headers": [*answer.fields]}
-        await visit.send_on(visit.with_fields(start))
+        await visit.send_on(visit.with_fields(_start(answer)))
         await visit.send_on(_body(scope, answer))
 
     async def answer_at_endpoint(
@@ -158,12 +154,19 @@ class Refusals:
         if visit.scope is None:  # the handler is around the middleware, which is one of a route, and over
             visit.need(answer.needed)
             send = visit.with_fields_before(send)
+        await self._send(visit, decision, answer, scope, receive, send)
+
+    async def _send(
+        self, visit: Visit, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send the answer of `on_refused`, else the default one."""
         if scope["type"] == "websocket":
             await _refuse_websocket(scope, send, answer)
             return
-        if self.on_refused is not None and await self._send_own(visit, decision, answer, scope, receive, send):
+        is_own = self.on_refused is not None and not visit.has_left
+        if is_own and await self._send_own(visit, decision, answer, scope, receive, send):
             return
-        await send({"type": "http.response.start", "status": answer.status, "headers": [*answer.fields]})
+        await send(_start(answer))
         await send(_body(scope, answer))
 
     async def _send_own(
@@ -174,8 +177,9 @@ class Refusals:
         refusal = copy(decision)  # lists and rules give one object to all whom they refuse
         refusal.status = answer.status
         try:
-            made = on_refused(request_in(scope), refusal)
-            response = await made if isawaitable(made) else made
+            response = on_refused(request_in(scope), refusal)
+            if isawaitable(response):
+                response = await response
             if response is None:
                 return False
             if not callable(response):
@@ -276,6 +280,9 @@ class Refusals:
             key = refusal.ban.key
         if state is not None or refusal.status:
             rule, by = label_of_refusal(refusal), ""
+        status = CLOSED
+        if takes_answer(scope):
+            status = self.answer(refusal).status
         method = escaped(str(scope.get("method", _HANDSHAKE)), _MAX_METHOD)
         path = escaped(str(scope.get("path", "")), _MAX_PATH)
         details: dict[str, object] = {
@@ -289,7 +296,7 @@ class Refusals:
             "method": method,
             "path": path,
             "retry_after_s": refusal.retry_after,
-            "status": self.answer(refusal).status if takes_answer(scope) else CLOSED,
+            "status": status,
         }
         why = [str(refusal.reason)]
         if by:
@@ -297,6 +304,11 @@ class Refusals:
         if rule:
             why.append(f"under {rule!r}")
         observers.emit(Event("refused", f"{key} was refused: {' '.join(why)}, {method} {path}", details))
+
+
+def _start(answer: Answer) -> Message:
+    """Return the message with the status and the fields of an answer."""
+    return {"type": "http.response.start", "status": answer.status, "headers": [*answer.fields]}
 
 
 def _body(scope: Scope, answer: Answer) -> Message:

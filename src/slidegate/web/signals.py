@@ -255,7 +255,9 @@ def _check_key(policy: BanPolicy, client: ClientAddress) -> None:
     Raises:
         ConfigurationError: The key finds no client or too many of them.
     """
-    key = client if policy.key is None else policy.key
+    key: Any = policy.key
+    if key is None:
+        key = client
     if not isinstance(key, Key):
         raise ConfigurationError(f"expected a built-in key such as header, not {quoted(key)}", "key")
     if any(isinstance(part, Key) and part.shared for part in parts_of(policy.key)):
@@ -316,5 +318,6 @@ async def strike(
     signals: Signals = visit.policy.signals
     chosen = signals.ban_policies[name]
     visit.struck = (*visit.struck, chosen)  # so that the status of the response is no further signal
-    whole = chosen.after.amount if weight == "ban" else weight
-    return await signals.strike(visit, Signal(chosen, whole, clean_reason(reason)), request.scope)
+    if weight == "ban":
+        weight = chosen.after.amount
+    return await signals.strike(visit, Signal(chosen, weight, clean_reason(reason)), request.scope)

@@ -185,8 +185,10 @@ class Visit:
         last = decisions[-1]
         if last.readings or not last.allowed:
             return last
-        counted = [decision for decision in decisions if decision.readings and decision.allowed]
-        return counted[-1] if counted else last
+        for decision in reversed(decisions):
+            if decision.readings and decision.allowed:
+                return decision
+        return last
 
     @property
     def may_be_struck(self) -> bool:
