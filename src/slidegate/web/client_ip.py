@@ -33,7 +33,7 @@ from ..core.addresses import (
     prefix_length,
 )
 from ..core.arguments import check_whole
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError
 from ..core.networks import Networks
 from ..limiter import MAX_KEY_BYTES, Limiter
 from .headers import field_value
@@ -52,6 +52,7 @@ _EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number 
 # More lenient than RFC 7239: many proxies omit the quotes around IPv6 addresses and ports.
 _PAIR = re.compile(r"""[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=([^\s;,"\\]+|"(?:[^"\\]|\\.)*")[ \t]*""", re.DOTALL)
 _ELEMENT = re.compile(f"{_PAIR.pattern}(?:;{_PAIR.pattern})*", re.DOTALL)
+_ANYBODY: Final = Networks(["0.0.0.0/0", "::/0"])
 _NODE = re.compile(r"\[(?P<v6>[^\]]*)\](?::[0-9]*)?|(?P<v4>[^:]*)(?::[0-9]*)?|(?P<bare>.*)", re.DOTALL)
 
 
@@ -103,18 +104,11 @@ class ClientAddress(Key):
         is_trusted = self._unix
         if peer is not None:
             is_trusted = self.networks.covers(*peer)
-        reads_header = self.trusted
-        if not self._hops and may_be_gone(scope):
-            # A server on a port has no Unix peers: a client could reset its connection to be trusted as one.
-            reads_header = False
-        value = ""
-        if reads_header:
-            value = field_value(scope, self.header)
         address = peer
         if self._hops:
-            address = count_back(self._split(value), self._hops, peer)
-        elif is_trusted:
-            address = walk(self._split(value), self.networks, peer)
+            address = count_back(self._split(field_value(scope, self.header)), self._hops, peer)
+        elif is_trusted and not may_be_gone(scope):  # else a client could reset its connection to be trusted as Unix
+            address = walk(self._split(field_value(scope, self.header)), self.networks, peer)
         if address is None and host:
             name = f"peer:{host}".encode(errors="backslashreplace")
             return name[:MAX_KEY_BYTES].decode(errors="ignore"), None
@@ -175,7 +169,16 @@ def client_ip(
     Raises:
         ConfigurationError: A network is invalid, the networks cover most addresses, or a value is out of range.
     """
-    networks, unix, hops = _read_trusted(trusted)
+    hops, is_unix = 0, False
+    if isinstance(trusted, int):
+        hops = check_whole(trusted, 1, MAX_HOPS, "trusted", "the number of your proxies")
+        networks = Networks()
+    elif isinstance(trusted, Networks):
+        networks = trusted
+    else:
+        entries = list(trusted)
+        is_unix = UNIX in entries
+        networks = Networks(entry for entry in entries if entry != UNIX)
     if networks.covers_most():
         raise ConfigurationError(
             "these networks cover most addresses, so any client could forge its address; list your proxies, "
@@ -185,7 +188,7 @@ def client_ip(
     check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")
     check_whole(ipv6_prefix, 32, 128, "ipv6_prefix", "for example 128")
     name = check_token("header", header, "X-Forwarded-For")
-    return ClientAddress(networks, unix, hops, name, {4: ipv4_prefix, 6: ipv6_prefix})
+    return ClientAddress(networks, is_unix, hops, name, {4: ipv4_prefix, 6: ipv6_prefix})
 
 
 def walk(nodes: Iterator[str], trusted: Networks, peer: Address | None) -> Address | None:
@@ -206,28 +209,7 @@ def count_back(nodes: Iterator[str], hops: int, peer: Address | None) -> Address
     entries = [*islice(nodes, hops)]
     if len(entries) < hops:
         return peer
-    last = peer
-    for node in entries:
-        address = read_node(node)
-        if address is None:
-            return last
-        last = address
-    return last
-
-
-def _read_trusted(trusted: Networks | Iterable[str] | int) -> tuple[Networks, bool, int]:
-    """Return the networks, whether Unix sockets are trusted, and the number of proxies."""
-    if isinstance(trusted, Networks):
-        return trusted, False, 0
-    if isinstance(trusted, int):
-        if isinstance(trusted, bool) or not 1 <= trusted <= MAX_HOPS:
-            raise ConfigurationError(f"expected 1 to {MAX_HOPS} proxies, {_EXAMPLE}, not {quoted(trusted)}", "trusted")
-        return Networks(), False, trusted
-    entries = list(trusted)
-    try:
-        return Networks(entry for entry in entries if entry != UNIX), UNIX in entries, 0
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{error}; {_EXAMPLE}", "trusted") from None
+    return walk(iter(entries), _ANYBODY, peer)
 
 
 def split_list(value: str) -> Iterator[str]:
