@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Callable, Collection
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
-from dataclasses import fields
 from inspect import Parameter, signature
 from io import StringIO
 from itertools import chain, combinations
@@ -56,7 +55,7 @@ def attributes(one: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in vars(one).items():
         if isinstance(value, (Matching, Charging, Action)):
-            found.update({field.name: getattr(value, field.name) for field in fields(value)})
+            found.update({name: getattr(value, name) for name in getattr(value, "__slots__", None) or vars(value)})
         else:
             found[name] = value
     return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -24,17 +23,16 @@ from ..core.logs import Throttle, logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from .paths import spelled_value
+from .spellings import NORMAL_FORMS, TOKEN_BEGINS, token_as_read, unquoted
 
 _OF_HEADER: Final = "a header's value that is not empty, as one line of Latin-1 text or as the bytes on the wire"
 _NO_HEADER: Final = re.compile(rb"[\r\n\0]")
-_HOST_NAME: Final = re.compile(rb"\[[^\]]*\]|[^:]*")
 _QUOTE: Final = b"\1"
 """Stands for a quote in a field; no field contains it."""
-_PADDING: Final = b"=="
-"""More than any base64 needs; decoders skip what is too much."""
-_TOKEN_BEGINS: Final = b"ey"
-"""The first letters of a JSON object in base64."""
-_ESCAPE: Final = re.compile(r"\\(?:([0-3][0-7][0-7])|(.))")
+_NAMELESS: Final = (
+    "key `user`: a user of type %s has none of %s, so the client's address is counted; give it one of them, or count "
+    "by a function such as key=lambda request: f'user:{request.user.email.lower()}'"
+)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -102,7 +100,12 @@ class Value(Key):
         read: Returns the value of a request, empty if there is none.
         encode: Returns the same bytes for a value as the application reads it; empty or raises if there are none.
         expected: Describes such a value.
+
+    Attributes:
+        parameter: The name of the path parameter that it reads; empty if it reads none.
     """
+
+    parameter = ""
 
     def __init__(
         self,
@@ -119,8 +122,8 @@ class Value(Key):
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`."""
         value = self._read(scope)
-        if value[:2] == _TOKEN_BEGINS:
-            value = _token(value)
+        if value[:2] == TOKEN_BEGINS:
+            value = token_as_read(value)
         if not value:
             return client_key
         return limiter.digest(self.identity, value)
@@ -142,54 +145,7 @@ class Value(Key):
         if not encoded:
             kind = type(value).__name__  # not the value, which may be a secret
             raise InvalidKey(f"{self.identity}: expected {self._expected}, not this {kind}")
-        return KeyOf(self.identity, _token(encoded))
-
-
-def _credentials(value: bytes) -> bytes:
-    """Return credentials as authentication reads them: the scheme in any case, blanks as one, Basic decoded.
-
-    A value without a scheme, such as an API key, stays as it is.
-    """
-    scheme, *rest = value.decode("latin-1").split() or [""]
-    if not rest:
-        return value
-    scheme = scheme.lower()
-    credentials = " ".join(rest).encode("latin-1")
-    if scheme == "basic":
-        try:
-            return b"basic " + b64decode(credentials + _PADDING)  # not every login wants the padding
-        except ValueError:  # no login reads it
-            pass
-    return scheme.encode("latin-1") + b" " + _token(credentials)
-
-
-def _token(value: bytes) -> bytes:
-    """Return a signed or encrypted token (RFC 7515, 7516) as those who verify it read it; another value as it is.
-
-    They protect the text of its first part, and decode the others: padding, spare bits, and whatever is no base64 make
-    further texts of one token.
-    """
-    first, *others = value.split(b".")
-    if not first.startswith(_TOKEN_BEGINS) or len(others) not in (2, 4):
-        return value
-    try:
-        decoded = [urlsafe_b64decode(part + _PADDING) for part in others]
-    except ValueError:  # nobody reads it
-        return value
-    return b".".join([first, *map(urlsafe_b64encode, decoded)])
-
-
-def _host(value: bytes) -> bytes:
-    """Return the name in a Host field: in any case, with any port, even one that is no number, and a final dot."""
-    return _HOST_NAME.match(value.lower())[0].removesuffix(b".")  # type: ignore[index]  # it matches everything
-
-
-_NORMAL_FORMS: Final[dict[str, Callable[[bytes], bytes]]] = {
-    "authorization": _credentials,
-    "proxy-authorization": _credentials,
-    "host": _host,
-}
-"""The fields that have several spellings of one meaning (RFC 9110, sections 7.2 and 11.4)."""
+        return KeyOf(self.identity, token_as_read(encoded))
 
 
 class Combined(Key):
@@ -230,7 +186,7 @@ def header(name: str) -> Value:
     """
     field_name = check_token("header", name, "X-API-Key").lower()
     wanted = field_name.encode()
-    normal_form = _NORMAL_FORMS.get(field_name, bytes)
+    normal_form = NORMAL_FORMS.get(field_name, bytes)
 
     def first(scope: Scope) -> bytes:
         for field, value in scope["headers"]:
@@ -239,12 +195,11 @@ def header(name: str) -> Value:
         return b""
 
     def encode(value: str | bytes) -> bytes:
-        wire = value
-        if isinstance(wire, str):
-            wire = wire.encode("latin-1")
-        if _NO_HEADER.search(wire):
+        if isinstance(value, str):
+            value = value.encode("latin-1")
+        if _NO_HEADER.search(value):
             return b""
-        return normal_form(wire.strip(b" \t"))
+        return first({"headers": [(wanted, value)]})
 
     return Value(f"header:{field_name}", first, encode, _OF_HEADER)
 
@@ -271,16 +226,9 @@ def cookie(name: str) -> Value:
             if field == b"cookie":
                 fields.append((field, bytes(value).replace(b'"', _QUOTE)))
         cookies = HTTPConnection({"type": "http", "headers": fields}).cookies
-        return utf8(_unquoted(cookies.get(name, "").replace(_QUOTE.decode(), '"')))
+        return utf8(unquoted(cookies.get(name, "").replace(_QUOTE.decode(), '"')))
 
     return Value(f"cookie:{name}", read, utf8)
-
-
-def _unquoted(value: str) -> str:
-    """Return the value of a cookie as `http.cookies` unquotes it."""
-    if len(value) < 2 or not value[0] == value[-1] == '"':
-        return value
-    return _ESCAPE.sub(lambda found: found[2] or chr(int(found[1], 8)), value[1:-1])
 
 
 def query(name: str) -> Value:
@@ -303,30 +251,6 @@ def query(name: str) -> Value:
     return Value(f"query:{name}", read, utf8)
 
 
-class PathParam(Value):
-    """A key by a path parameter; created by `path_param`.
-
-    Attributes:
-        name: The name of the parameter.
-    """
-
-    shared = True
-
-    def __init__(self, name: str) -> None:
-        expect("path_param", name, str, '"tenant"')
-
-        def read(scope: Scope) -> bytes:
-            return utf8(spelled_value(scope.get("path_params", {}).get(name, "")))
-
-        def encode(value: Any) -> bytes:
-            if isinstance(value, (int, float, UUID)):
-                value = spelled_value(value)
-            return utf8(value)
-
-        super().__init__(f"path:{name}", read, encode)
-        self.name = name
-
-
 def path_param(name: str) -> Value:
     """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
 
@@ -339,7 +263,20 @@ def path_param(name: str) -> Value:
     Raises:
         ConfigurationError: The name is no text.
     """
-    return PathParam(name)
+    expect("path_param", name, str, '"tenant"')
+
+    def read(scope: Scope) -> bytes:
+        value = scope.get("path_params", {}).get(name)
+        if value is None:
+            return b""
+        return utf8(spelled_value(value))
+
+    def encode(value: object) -> bytes:
+        return read({"path_params": {name: value}})
+
+    key = Value(f"path:{name}", read, encode)
+    key.parameter, key.shared = name, True
+    return key
 
 
 SENT_BY_NAME: Final = {"header": header, "cookie": cookie, "query": query}
@@ -347,17 +284,10 @@ SENT_BY_NAME: Final = {"header": header, "cookie": cookie, "query": query}
 
 
 def combine(*keys: Key) -> Combined:
-    """Count each combination of keys: ``combine(client_ip(), header("X-Tenant"))``.
+    """Count each combination of built-in keys: ``combine(client_ip(), header("X-Tenant"))``.
 
-    Raises:
-        ConfigurationError: There are fewer than two keys, or one is not a built-in key.
+    A function as a key returns all parts itself.
     """
-    if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
-        raise ConfigurationError(
-            f'expected keys such as client_ip() and header("X-Tenant"), not {quoted(keys)}; a function returns all '
-            "parts itself",
-            "combine",
-        )
     return Combined(keys)
 
 
@@ -382,7 +312,7 @@ def parts_of(key: object) -> Iterator[object]:
 
 def path_parameters(*keys: object) -> list[str]:
     """Return the names of the path parameters by which keys count."""
-    return [part.name for key in keys for part in parts_of(key) if isinstance(part, PathParam)]
+    return [part.parameter for key in keys for part in parts_of(key) if isinstance(part, Value) and part.parameter]
 
 
 class _User(Key):
@@ -404,29 +334,21 @@ class _User(Key):
         """Return the name or id of the user of a request; None if nobody is logged in, or it cannot be read."""
         try:
             person = person_of(scope)
-            # Starlette's user for nobody is one whose `is_authenticated` is False.
-            if person is None or getattr(person, "is_authenticated", True) is False:
+            # Nobody is an empty text or mapping, and Starlette's user whose `is_authenticated` is False.
+            if person is None or (isinstance(person, (str, Mapping)) and not person):
+                return None
+            if getattr(person, "is_authenticated", True) is False:
                 return None
             name = _name_of(person)
-            # An empty text or mapping as a user stands for nobody.
-            if not name and (not isinstance(person, (str, Mapping)) or person):
-                self._tell(type(person).__qualname__)
+            kind = type(person).__qualname__
+            if not name and self._throttle.left_out(kind, monotonic()) is not None:
+                logger.warning(_NAMELESS, kind, ", ".join(_USER_ATTRIBUTES))
         except Exception:
             # A user object may query a database; its failure neither bypasses the limit nor causes a 500.
             if self._throttle.left_out(None, monotonic()) is not None:
                 logger.exception("key `user`: reading the user failed, so the client's address is counted")
             return None
         return name or None
-
-    def _tell(self, kind: str) -> None:
-        """Log that users of a type have no name, at most once a minute."""
-        if self._throttle.left_out(kind, monotonic()) is not None:
-            logger.warning(
-                "key `user`: a user of type %s has none of %s, so the client's address is counted; give it one of "
-                "them, or count by a function such as key=lambda request: f'user:{request.user.email.lower()}'",
-                kind,
-                ", ".join(_USER_ATTRIBUTES),
-            )
 
 
 user: Final = _User()

@@ -7,12 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from ..core.arguments import check_whole
 from ..core.concurrency import Concurrency
 from ..core.errors import ConfigurationError, quoted
-from ..core.limit_texts import parse_limits
-from ..core.limits import MAX_AMOUNT, AnyLimit
-from ..limiter import check_cost
+from ..core.limits import AnyLimit
 from ..limiter.failover import OnError
 from .keys import Key, KeyCondition, KeyFunction
 from .paths import RulePath
@@ -35,9 +32,10 @@ _METHOD: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*")
 # -- which requests ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Matching:
     """Which requests a rule matches.
+
+    The arguments are options of `Rule`.
 
     Attributes:
         paths: The paths as they were written; ``"*"`` for all.
@@ -45,13 +43,31 @@ class Matching:
         methods: The methods; None for all.
         connection: The type of connection; None for both.
         when: The condition; None for none.
+
+    Raises:
+        ConfigurationError: An option is invalid.
     """
 
-    paths: tuple[str, ...]
-    rule_paths: tuple[RulePath, ...]
-    methods: frozenset[str] | None
-    connection: Connection | None
-    when: Condition | None
+    def __init__(
+        self,
+        path: str | Iterable[str],
+        methods: Iterable[str] | None,
+        connection: Connection | None,
+        when: Condition | None,
+    ) -> None:
+        self.paths: tuple[str, ...] = (path,)  # type: ignore[assignment]  # `RulePath` checks what is no text
+        if not isinstance(path, str) and isinstance(path, Iterable):
+            self.paths = tuple(path)
+        if not self.paths:  # which would mean every path
+            raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
+        self.rule_paths: tuple[RulePath, ...] = ()
+        if self.paths != ("*",):
+            self.rule_paths = tuple([RulePath(one) for one in self.paths])
+        if connection not in (None, "http", "websocket"):
+            raise ConfigurationError(f'expected "http" or "websocket", not {quoted(connection)}', "connection")
+        self.methods = checked_methods(methods)
+        self.connection = connection
+        self.when = when
 
     @property
     def is_everything(self) -> bool:
@@ -68,34 +84,6 @@ class Matching:
         if self.methods is None or not isinstance(method, str):
             return True
         return method.lower().upper() in self.methods  # by way of lower case, as a few letters are upper case of none
-
-
-def matching_of(
-    path: object, methods: Iterable[str] | None, connection: Connection | None, when: Condition | None
-) -> Matching:
-    """Return what a rule matches, from its options.
-
-    Raises:
-        ConfigurationError: One of them is invalid.
-    """
-    paths = checked_paths(path)
-    rule_paths: tuple[RulePath, ...] = ()
-    if paths != ("*",):
-        rule_paths = tuple(RulePath(one) for one in paths)
-    taken = checked_methods(methods)
-    if connection not in (None, "http", "websocket"):
-        raise ConfigurationError(f'expected "http" or "websocket", not {quoted(connection)}', "connection")
-    return Matching(paths, rule_paths, taken, connection, when)
-
-
-def checked_paths(path: Any) -> tuple[str, ...]:
-    """Return the paths of a rule, which `RulePath` checks one by one."""
-    if isinstance(path, str) or not isinstance(path, Iterable):
-        return (path,)
-    paths = tuple(path)
-    if not paths:  # which would mean every path
-        raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
-    return paths
 
 
 def checked_methods(methods: object) -> frozenset[str] | None:
@@ -159,34 +147,6 @@ class Charging:
         if self.concurrency is None:
             return self.limits
         return (*self.limits, self.concurrency)
-
-
-def checked_limits(
-    limits: Limits | LimitsFunction | None, fallback_limits: Limits
-) -> tuple[tuple[AnyLimit, ...], LimitsFunction | None]:
-    """Return the limits of a rule, or those that apply if a function fails, and the function.
-
-    Raises:
-        ConfigurationError: They are invalid.
-    """
-    if callable(limits):
-        return parse_limits(fallback_limits), limits
-    if limits is None:
-        return (), None
-    return parse_limits(limits), None
-
-
-def checked_cost(cost: int | CostFunction, cost_max: int | None) -> tuple[int, CostFunction | None]:
-    """Return the cost of a request, or what applies if a function fails, and the function.
-
-    Raises:
-        ConfigurationError: They are invalid.
-    """
-    if not callable(cost):
-        return check_cost(cost), None
-    if cost_max is None:
-        return 1, cost
-    return check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000"), cost
 
 
 # -- what it does with them --------------------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ from ..core.arguments import check_name, check_whole, names_checked
 from ..core.concurrency import Concurrency
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, closest, quoted
+from ..core.limit_texts import parse_limits
+from ..core.limits import MAX_AMOUNT
+from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
-from .clients import client_key
 from .keys import Key, KeyFunction, path_parameters
 from .routes import text_of_methods
 from .rule_values import (
@@ -29,9 +31,7 @@ from .rule_values import (
     CountIf,
     Limits,
     LimitsFunction,
-    checked_cost,
-    checked_limits,
-    matching_of,
+    Matching,
 )
 
 _T = TypeVar("_T")
@@ -149,58 +149,44 @@ class Rule:
         block: bool = False,
         status: int | None = None,
     ) -> None:
-        self.matching = matching_of(path, methods, connection, when)
-        options: dict[str, object] = {
-            "exempt": exempt,
-            "final": final,
-            "shadow": shadow,
-            "block": block,
-            "status": status,
-            "limits": limits,
-            "concurrency": concurrency,
-            "key": key,
-            "cost": cost,
-            "unit": unit,
-            "count_if": count_if,
-            "count_denied": count_denied,
-            "wait": wait,
-            "wait_max": wait_max,
-            "fair": fair,
-            "on_error": on_error,
-        }
-        _check_together({option for option, value in options.items() if _is_said(option, value)})
+        options = locals()  # as they were given
+        self.matching = Matching(path, methods, connection, when)
+        _check_together({option for option, value in options.items() if _is_set(option, value)})
         refusal = check_whole(403 if status is None else status, 400, 599, "status", "for example 503")
         self.action = Action(exempt, block, shadow, final or exempt or block, refusal)
-        units, cost_function = checked_cost(cost, cost_max)
-        fixed, limits_function = checked_limits(limits, fallback_limits)
+        limits_function, cost_function = None, None
+        if callable(limits):
+            limits_function, limits = limits, fallback_limits
+        if callable(cost):
+            cost_function, cost = cost, cost_max or 1
         self.charging = Charging(
-            limits=fixed,
+            limits=_if_set(parse_limits, limits) or (),
             limits_function=limits_function,
-            concurrency=_if_given(Concurrency, concurrency),
+            concurrency=_if_set(Concurrency, concurrency),
             key=self._checked_key(key),
-            cost=units,
+            cost=check_cost(cost),
             cost_function=cost_function,
-            cost_max=cost_max,
-            unit=_if_given(check_name, unit, "unit"),
+            cost_max=_if_set(check_whole, cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000"),
+            unit=_if_set(check_name, unit, "unit"),
             count_if=count_if,
             count_denied=count_denied,
-            on_error=_if_given(check_on_error, on_error),
-            wait_us=_if_given(parse_duration_us, wait, "wait") or 0,
+            on_error=_if_set(check_on_error, on_error),
+            wait_us=_if_set(parse_duration_us, wait, "wait") or 0,
             wait_max=check_whole(wait_max, 1, 1_000, "wait_max", "for example 16"),
             fair=self._checked_key(fair, "fair"),
         )
-        self.name = _if_given(check_name, name, "name")
+        self.name = _if_set(check_name, name, "name")
         self.label = self.name or label_of(sorted(self.matching.paths), self.matching.methods or ())
 
     def __repr__(self) -> str:
-        shown = [repr(self.label)]
+        words = [repr(self.label)]
         if self.charging.limits_function is not None:
-            shown.append("by request")
+            words.append("by request")
         elif self.counts:
-            shown.append("; ".join(map(str, self.charging.all_limits)))
+            words.append("; ".join(map(str, self.charging.all_limits)))
         if self.action.kind != "limit":
-            shown.append(self.action.kind)
-        return f"<Rule {' '.join(shown)}>"
+            words.append(self.action.kind)
+        return f"<Rule {' '.join(words)}>"
 
     def keyed(self, key: Key | KeyFunction) -> Rule:
         """Return the rule with the given key if it counts and has no key of its own, else unchanged."""
@@ -224,13 +210,15 @@ class Rule:
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
         if isinstance(key, Key):
             self._check_parameters(key, option)
-        return checked_key(key, option)
+        elif key is not None and not callable(key):
+            expected = 'expected client_ip(), header("X-API-Key") or a function'
+            raise ConfigurationError(f"{expected}, not {quoted(key)}", option)
+        return key
 
     def _check_parameters(self, key: Key, option: str) -> None:
         """Check that its paths have the parameters by which it counts."""
-        names_by_path: dict[str, Collection[str]] = dict.fromkeys(self.matching.paths, ())  # as for "*"
-        names_by_path |= {path.path: path.convertors for path in self.matching.rule_paths}
-        for path, names in names_by_path.items():
+        names_by_path: dict[str, Collection[str]] = {path.path: path.convertors for path in self.matching.rule_paths}
+        for path, names in (names_by_path or {"*": ()}).items():
             for name in path_parameters(key):
                 if name not in names:
                     problem = f"{quoted(path)} has no parameter {quoted(name)}{closest(name, names)}"
@@ -253,47 +241,31 @@ class Rule:
         return bool(self.charging.all_limits)
 
 
-def _check_together(given: set[str]) -> None:
+def _check_together(options: set[str]) -> None:
     """Check for options that cannot be combined with another one, or require one."""
     for option, others, why in EXCLUSIONS:
         for other in others:
-            if {option, other} <= given:
+            if {option, other} <= options:
                 raise ConfigurationError(f"cannot be combined with {other}: {why}; remove one of them", option)
-    for option, needed, written in NEEDS:
-        if option in given and needed not in given:
-            raise ConfigurationError(f"requires {needed}; add {written}, or remove {option}", option)
-    if not given & {"limits", "concurrency", "exempt", "block"}:
+    for option, needed, example in NEEDS:
+        if option in options and needed not in options:
+            raise ConfigurationError(f"requires {needed}; add {example}, or remove {option}", option)
+    if not options & {"limits", "concurrency", "exempt", "block"}:
         raise ConfigurationError('expected limits such as "5/minute"', "limits")
 
 
-def _is_said(option: str, value: object) -> bool:
+def _is_set(option: str, value: object) -> bool:
     """Return whether the value of an option differs from its default."""
     if isinstance(value, int) and value == _USUAL_NUMBERS.get(option):
         return False
     return value is not None and value is not False
 
 
-def _if_given(check: Callable[..., _T], value: object, *more: object) -> _T | None:
-    """Return an option as `check` returns it; None if it is not given."""
+def _if_set(check: Callable[..., _T], value: object, *more: object) -> _T | None:
+    """Return an option as `check` returns it; None if it is not set."""
     if value is None:
         return None
     return check(value, *more)
-
-
-def checked_key(key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
-    """Return a key after checking that it is one, or a function of the request.
-
-    Raises:
-        ConfigurationError: It is neither, or a function of this package that returns a key.
-    """
-    if key is None or isinstance(key, Key):
-        return key
-    if not callable(key):
-        expected = 'expected client_ip(), header("X-API-Key") or a function'
-        raise ConfigurationError(f"{expected}, not {quoted(key)}", option)
-    if f"{getattr(key, '__module__', '')}".startswith("slidegate.") and key is not client_key:
-        raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
-    return key
 
 
 def label_of(paths: Sequence[str], methods: Collection[str] = ()) -> str:
