@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from starlette.routing import Mount
 
 from ..web.broken import FailsAtStartup
-from ..web.endpoint_limits import rules_of_route
+from ..web.endpoints import rules_of_route
 from ..web.examples import filled, filled_for_both
 from ..web.middleware import RateLimitMiddleware
 from ..web.plan import Plan

@@ -58,18 +58,16 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
             f"RateLimit: {quoted(core)} is a generator, whose response starts before it runs; "
             "write dependencies=[Depends(RateLimit(...))] at its route"
         )
-    signature, parameter = _signature(endpoint)
     is_async = is_async_callable(endpoint)
     called_directly: list[Any] = []
 
     @wraps(endpoint)
     async def limited(*args: Any, **options: Any) -> Any:
-        if parameter is None:
-            connection = options.pop(_CONNECTION, None)
-        else:
-            connection = options.get(parameter)
+        connection = options.pop(_CONNECTION, None)
         if connection is None:
-            connection = next((one for one in (*args, *options.values()) if isinstance(one, HTTPConnection)), None)
+            connection = next(
+                (value for value in (*args, *options.values()) if isinstance(value, HTTPConnection)), None
+            )
         if connection is not None:
             await check(connection, endpoint)
         elif Engine.counting and endpoint not in called_directly:
@@ -82,7 +80,7 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
             return await answer
         return answer
 
-    vars(limited)["__signature__"] = signature
+    vars(limited)["__signature__"] = _signature(endpoint)
     vars(limited)[LIMITS_MARK] = (rule, *getattr(endpoint, LIMITS_MARK, ()))
     for inner in (endpoint, *_wrapped_by(endpoint)):
         with suppress(TypeError):  # what has no hash, or cannot be referenced weakly
@@ -116,15 +114,14 @@ def _wrapped_by(function: Any) -> Iterator[Any]:
         yield function
 
 
-def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
-    """Return the signature for FastAPI, and the endpoint's own `HTTPConnection` parameter, if it has one."""
+def _signature(endpoint: Callable[..., Any]) -> Signature:
+    """Return the signature for FastAPI: with a parameter for the connection, unless the endpoint has one."""
     try:
         signature = inspect.signature(endpoint, eval_str=True)
     except Exception:  # an annotation for type checkers alone, which frameworks take as it is
         signature = inspect.signature(endpoint, **_AS_WRITTEN)
     parameters = list(signature.parameters.values())
-    name = next((parameter.name for parameter in parameters if parameter.annotation is HTTPConnection), None)
-    if name is None:
+    if all(parameter.annotation is not HTTPConnection for parameter in parameters):
         place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
         parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
-    return signature.replace(parameters=parameters), name
+    return signature.replace(parameters=parameters)

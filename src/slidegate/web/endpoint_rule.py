@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..core.arguments import misplaced_option
 from ..core.errors import ConfigurationError
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from ..limiter.failover import OnError
     from .keys import Key, KeyFunction
-
-_LABEL_START: Final = 24
-"""How much of the start of a label stays that is too long."""
 
 
 class EndpointOptions(TypedDict, total=False):
@@ -79,52 +76,39 @@ def check_options(options: Collection[str]) -> None:
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
-    """Where a limit at an endpoint is.
+def rule_at(limit: Rule, function: Any, endpoint: Any, route: str, path: str) -> tuple[Rule, str]:
+    """Return a limit as it is at an endpoint, and the name of its buckets, which one with a name has everywhere.
 
-    Attributes:
+    Args:
+        limit: The limit.
         function: The function that it is put around; for a dependency the endpoint.
         endpoint: The endpoint of the route.
-        label: The display name of the route, the first of several; empty if it is unknown.
-        path: Its path, where there is no label.
+        route: The display name of the route, the first of several; empty if it is unknown.
+        path: Its path, where there is no display name.
     """
-
-    function: Any
-    endpoint: Any
-    label: str
-    path: str = ""
-
-
-def rule_at(limit: Rule, place: Place) -> tuple[Rule, str]:
-    """Return a limit as it is at an endpoint, and the name of its buckets, which one with a name has everywhere."""
     rule = copy(limit)
     if rule.name is not None:
         return rule, rule.identity
-    rule.label = _label_at(place)
-    where, is_named = place_of(place.function)
+    rule.label = _label_at(function, endpoint, route)
+    where, is_named = place_of(function)
     if not is_named:  # others may have this module and name, too: the route tells them apart
-        where = f"{where} {place.label or place.path}"
+        where = f"{where} {route or path}"
     return rule, rule.identity_of(f"{where} {spelled(rule)}")
 
 
-def _label_at(place: Place) -> str:
+def _label_at(function: Any, endpoint: Any, route: str) -> str:
     """Return what a limit without a name is called: by its route, as clients read the name and need no module.
 
     Equal names would be changed together by an operator: a method of a class, which shares its route with others, adds
     its name, and of a path that is too long the end stays.
     """
     words = ["endpoint"]
-    if place.label:
-        words.append(place.label)
-    function = inspect.unwrap(place.function)
-    if not place.label or function is not inspect.unwrap(place.endpoint):
-        *_, name = _named(function).__qualname__.rpartition("<locals>.")
-        words.append(name)
-    label = printable(" ".join(words))
-    if len(label) <= MAX_LABEL:
-        return label
-    end = MAX_LABEL - _LABEL_START - len("...")
-    return f"{label[:_LABEL_START]}...{label[-end:]}"
+    if route:
+        words.append(route)
+    own = inspect.unwrap(function)
+    if not route or own is not inspect.unwrap(endpoint):
+        words.append(_named(own).__qualname__.rpartition("<locals>.")[2])
+    return printable(" ".join(words))[-MAX_LABEL:]
 
 
 def spelled(rule: Rule) -> str:

@@ -25,7 +25,7 @@ from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
 from .broken import FailsAtStartup, fail_startup
 from .client_ip import ClientAddress
-from .endpoint_limits import exempt_methods, limits_of_routes
+from .endpoints import exempt_methods, limits_of_routes
 from .finding import Finding
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
