@@ -60,38 +60,39 @@ class BoundRule:
         self.identity = identity
         self._limiter = limiter
         self._taken = taken
+        charging = rule.charging
         self.bucket: Bucket | None = None
-        if rule.charging.limits:
-            self.bucket = self._bucket(rule.charging.limits, is_fallback=rule.charging.limits_function is not None)
+        if charging.limits:
+            self.bucket = self._bucket(charging.limits, is_fallback=charging.limits_function is not None)
         self.permits: Bucket | None = None
-        if rule.charging.concurrency is not None:
-            self.permits = self._permits(rule.charging.concurrency)
-        self.charges = self.charges_of(self.bucket, rule.charging.cost)
+        if charging.concurrency is not None:
+            self.permits = self._permits(charging.concurrency)
+        self.charges = self.charges_of(self.bucket, charging.cost)
         self.key: Key | None = None
         self.key_function: KeyFunction | None = None
-        if isinstance(rule.charging.key, Key):
-            self.key = rule.charging.key
+        if isinstance(charging.key, Key):
+            self.key = charging.key
         else:
-            self.key_function = rule.charging.key
-        functions = rule.charging.limits_function, self.key_function, rule.charging.cost_function
+            self.key_function = charging.key
+        functions = charging.limits_function, self.key_function, charging.cost_function
         self.calls_functions = any(function is not None for function in functions)
         # Compiled anew: FastHTML, which may be imported after a rule was made, changes what texts routers take.
         self.paths = tuple([RulePath(path.path) for path in rule.matching.rule_paths])
         self._reader = reader
-        self._parameters = path_parameters(rule.charging.key, rule.charging.fair)
+        self._parameters = path_parameters(charging.key, charging.fair)
         self._by_limits: dict[object, Bucket] = {}
         self._preflights: BoundRule | None = None
 
     def _bucket(self, limits: Sequence[AnyLimit], *, is_fallback: bool = False) -> Bucket:
-        rule = self.rule
+        rule, charging = self.rule, self.rule.charging
         return Bucket(
             self.identity,
             limits,
             wire_names(rule.label, limits, self._taken),
-            count_denied=rule.charging.count_denied,
-            unit=rule.charging.unit,
+            count_denied=charging.count_denied,
+            unit=charging.unit,
             label=rule.label,
-            on_error=rule.charging.on_error,
+            on_error=charging.on_error,
             by=rule,
             shadow=rule.action.is_shadow,
             is_fallback=is_fallback,
@@ -144,16 +145,16 @@ class BoundRule:
         Raises:
             ConfigurationError: They are no limits.
         """
-        known: Any = limits
+        memo_key: Any = limits
         if isinstance(limits, Iterable) and not isinstance(limits, (str, bytes)):  # perhaps consumed only once
-            known = tuple(limits)
+            memo_key = tuple(limits)
         with suppress(TypeError):  # not hashable, and so no limits, as `parse_limits` says
-            bucket = self._by_limits.get(known)
+            bucket = self._by_limits.get(memo_key)
             if bucket is not None:
                 return bucket
-        if isinstance(known, str) and known.strip().lower() == "unlimited":
+        if isinstance(limits, str) and limits.strip().lower() == "unlimited":
             return None
-        return remember(self._by_limits, known, self._bucket(parse_limits(known)), _MEMO_LIMITS)
+        return remember(self._by_limits, memo_key, self._bucket(parse_limits(memo_key)), _MEMO_LIMITS)
 
     # -- preflights, and what operators see ----------------------------------------------------------------------------
 

@@ -159,9 +159,10 @@ class RuleSet:
 
         If that fails, every limit counts the request and nothing exempts it, so that a failure bypasses no limit.
         """
-        method, is_preflight = scope.get("method"), False
-        if method == "OPTIONS" and scope["type"] == "http" and _is_preflight(scope):
-            is_preflight, method = True, _A_PREFLIGHT
+        method = scope.get("method")
+        is_preflight = method == "OPTIONS" and scope["type"] == "http" and _is_preflight(scope)
+        if is_preflight:
+            method = _A_PREFLIGHT
         try:
             request = scope["path"], scope["type"], method, scope.get("root_path", "")
             plan = self._by_request.get(request)
@@ -243,10 +244,7 @@ class RuleSet:
         namesake = next((bound for bound in self.own if bound.identity == identity and bound.rule.counts), None)
         if namesake is not None:
             rule = rule.limited_as(namesake.rule)
-        bound = self.bind(rule, identity)
-        if namesake is not None and namesake.bucket is not None and bound.bucket is not None:
-            bound.bucket.limits = namesake.bucket.limits
-        return self.plan_of((Met(bound, False),), (), Traits())
+        return self.plan_of((Met(self.bind(rule, identity), False),), (), Traits())
 
     def differing(self, rule: Rule, identity: str, where: str) -> str:
         """Return how limits differ from those that were first written under their name; empty if they do not.
