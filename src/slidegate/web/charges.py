@@ -105,12 +105,10 @@ async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule
     checks: list[Check] = []
     engine: Engine | None = None
     for charges, units in _asked(request, used, rule, "settle", "used"):
-        settled, missing = _settle(charges, units)
-        if not settled:
+        missing = _settle(charges, units, unused)
+        if missing is None:
             continue
         engine = charges[-1].policy.engine
-        for decision, reservations in settled:
-            unused.setdefault(id(decision), []).extend(reservations)
         if missing:
             latest.append(charges[-1])
             checks.append(charges[-1].of(missing))
@@ -148,23 +146,23 @@ class _Charge(NamedTuple):
 
 def _recount(charges: Sequence[_Charge], charged: Decision) -> None:
     """Give the decisions of some charges the readings after later ones, which were made in the same order."""
-    for at, one in enumerate(charges):
-        one.decision.recount(one.place, charged, at)
+    for index, charge in enumerate(charges):
+        charge.decision.recount(charge.place, charged, index)
 
 
-def _settle(charges: Sequence[_Charge], used: int) -> tuple[Sequence[tuple[Decision, Sequence[Reservation]]], int]:
+def _settle(charges: Sequence[_Charge], used: int, unused: dict[int, list[Reservation]]) -> int | None:
     """Mark the charges of a rule as settled.
 
     Args:
         charges: The charges.
         used: The units that the request used.
+        unused: Gets what is to be refunded of each decision, which may be nothing.
 
     Returns:
-        What is to be refunded of each decision, which may be nothing, and the units beyond the charges; no decision
-        if all of them were settled before.
+        The units beyond the charges; None if all of them were settled before.
     """
-    unused: list[tuple[Decision, Sequence[Reservation]]] = []
     missing = used
+    is_settled = False
     for _, decision, place in charges:
         for reservation in decision.reservations:
             if reservation.index != place or reservation.ended:
@@ -172,9 +170,11 @@ def _settle(charges: Sequence[_Charge], used: int) -> tuple[Sequence[tuple[Decis
             _, _, cost = decision.checks[place]
             kept = min(cost, missing)
             missing -= kept
-            unused.append((decision, decision.begin_refund(place, cost - kept)))
-            reservation.ended = True
-    return unused, missing
+            unused.setdefault(id(decision), []).extend(decision.begin_refund(place, cost - kept))
+            is_settled = reservation.ended = True
+    if not is_settled:
+        return None
+    return missing
 
 
 def _asked(
@@ -210,7 +210,7 @@ def _asked(
             (name,) = counted
         if name in counted:
             latest = counted[name][-1].windows_key
-            asked.append(([one for one in counted[name] if one.windows_key == latest], number))
+            asked.append(([charge for charge in counted[name] if charge.windows_key == latest], number))
         elif name is not None or counted:
             _check_uncounted(visit, name, counted, who)
     if len({charges[-1].policy.limiter for charges, _ in asked}) > 1:

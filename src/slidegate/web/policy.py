@@ -120,7 +120,7 @@ class Policy:
         self.messages: Bucket | None = None
         if messages is not None:
             self.messages = Bucket(self.names.unique("messages:"), messages.limits)
-        self.guard = partial(guard, engine=engine, signals=signals, bucket=self.messages)
+        self.guard = guard
         self.findings = Findings()
         self.inspection = self.inspection_of(self)
 

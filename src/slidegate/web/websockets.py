@@ -15,7 +15,7 @@ from typing import Final
 from starlette.types import Message
 
 from ..core.arguments import names_checked
-from ..core.buckets import Bucket, Check
+from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.errors import StoreError
 from ..core.limit_texts import parse_limits
@@ -55,10 +55,10 @@ class MessageLimits:
         return f"<MessageLimits {'; '.join(map(str, self.limits))}>"
 
 
-def guard(visit: Visit, *, engine: Engine, signals: Signals, bucket: Bucket | None) -> None:
-    """Stand between the application and the server from the end of a handshake on; for the arguments see below."""
+def guard(visit: Visit) -> None:
+    """Stand between the application and the server from the end of a handshake on."""
     if visit.own[0].reason not in UNCOUNTED:
-        guarded = GuardedWebSocket(visit, engine, signals, bucket)
+        guarded = GuardedWebSocket(visit)
         visit.receive_from, visit.send_on = guarded.receive, guarded.send
 
 
@@ -67,22 +67,18 @@ class GuardedWebSocket:
 
     Args:
         visit: The handshake.
-        engine: Queries the store.
-        signals: The signals of ban policies.
-        bucket: The bucket that counts its messages; None if they have no limits.
     """
 
-    def __init__(self, visit: Visit, engine: Engine, signals: Signals, bucket: Bucket | None) -> None:
+    def __init__(self, visit: Visit) -> None:
         self._visit = visit
         self._receive = visit.receive_from
         self._send_on = visit.send_on
-        self._engine = engine
-        self._signals = signals
+        self._engine: Engine = visit.policy.engine
         self._subjects = visit.client.subjects
         self._checks: Sequence[Check] = ()
-        if bucket is not None:
-            self._checks = ((bucket, visit.client.key, 1),)
-        self._looked_us = engine.monotonic_us()
+        if visit.policy.messages is not None:
+            self._checks = ((visit.policy.messages, visit.client.key, 1),)
+        self._looked_us = self._engine.monotonic_us()
         self._ended: Message | None = None
         self._unread: deque[Message] = deque()
         self._struck_by: Message | None = None  # the message that has been a strike, and may be read again
@@ -128,7 +124,8 @@ class GuardedWebSocket:
         if decision.reason is Reason.LIMITED and message is not self._struck_by and scope is not None:
             self._struck_by = message
             self._visit.struck = ()  # each message strikes
-            is_banned = bool(await self._signals.strike_quietly(self._visit, self._signals.by_refusal, scope))
+            signals: Signals = self._visit.policy.signals
+            is_banned = bool(await signals.strike_quietly(self._visit, signals.by_refusal, scope))
         if is_banned:
             await self._end(POLICY_VIOLATION, "banned")
         elif decision.reason is Reason.UNAVAILABLE:
