@@ -27,10 +27,9 @@ class Blocklist:
 
     def __init__(self, networks: Networks, trusted: Networks, emit: Callable[[Event], None]) -> None:
         self._networks = networks
-        self._sparing_file: Any = None
+        self._spared = Networks()
         if networks.file is not None and not networks.file.private:
-            self._sparing_file = networks.file
-        self._spared = Networks.of_ranges([*PRIVATE.ranges(), *trusted.ranges()])
+            self._spared = Networks.of_ranges([*PRIVATE.ranges(), *trusted.ranges()])
         self._emit = emit
         self._reported = 0
         self.report_spared()
@@ -38,15 +37,12 @@ class Blocklist:
     def find(self, version: int, value: int) -> str | None:
         """Return the name of the list if it refuses an address; None if not."""
         name = self._networks.find(version, value)
-        if name is not None and self._sparing_file is not None and self._spared.covers(version, value):
+        if name is not None and self._spared.covers(version, value):
             return None
         return name
 
     def ranges(self) -> Iterator[AddressRange]:
         """Yield the ranges that it refuses."""
-        if self._sparing_file is None:
-            yield from self._networks.ranges()
-            return
         spared = [*self._spared.ranges()]
         for version, first, last in self._networks.ranges():
             for other, begin, end in spared:  # in ascending order
@@ -60,18 +56,16 @@ class Blocklist:
 
     def report_spared(self) -> None:
         """Report how many ranges of the file are left out, unless they were as many before."""
-        if self._sparing_file is None:
-            return
         before = self._reported
         count = self._networks.overlapping(self._spared)
         self._reported = count
+        file: Any = self._networks.file
         if count in (0, before):
             return
-        name, path = self._sparing_file.name, self._sparing_file.path
-        written = json.dumps(os.path.basename(path))
+        name = json.dumps(os.path.basename(file.path))
         message = (
-            f"list {name!r}: of {count} address ranges, private addresses and trusted proxies are left out; to refuse "
-            f"these, too, write Networks.from_file({written}, private=True), in slidegate.toml blocklist = "
-            f"{{ path = {written}, private = true }}"
+            f"list {file.name!r}: of {count} address ranges, private addresses and trusted proxies are left out; to "
+            f"refuse these, too, write Networks.from_file({name}, private=True), in slidegate.toml blocklist = "
+            f"{{ path = {name}, private = true }}"
         )
-        self._emit(Event("list_spared", message, {"count": count, "list": name, "path": path}))
+        self._emit(Event("list_spared", message, {"count": count, "list": file.name, "path": file.path}))

@@ -24,7 +24,7 @@ from .rules import Rule, label_of
 EXEMPT_MARK: Final = "__slidegate_exempt__"
 """The attribute that marks an endpoint as exempt; `functools.wraps` copies it to a wrapper."""
 NO_ROUTE: Final = "*"
-_OF_ROUTE: Final = "per-route "
+OF_ROUTE: Final = "per-route "
 """What the labels of these limits begin with."""
 
 
@@ -83,22 +83,12 @@ class DefaultLimits:
             bound = []
         return bound, self._is_by_path
 
-    def has(self, bound: BoundRule) -> bool:
-        """Return whether a rule is that of a route, with its buckets."""
-        return bound.rule.charging is self.rule.charging
-
-    def requests_of(self, bound: BoundRule) -> str:
-        """Return which requests the limits of a route concern: the route."""
-        if bound is self._bound.get(NO_ROUTE):
-            return "paths without a route"
-        return bound.rule.label.removeprefix(_OF_ROUTE)
-
     def of(self, name: str = NO_ROUTE) -> BoundRule:
         """Return the limits of a route; by default those of all requests that match no known route."""
         bound = self._bound.get(name)
         if bound is None:
             rule = copy(self.rule)
-            rule.label = label_of([f"{_OF_ROUTE}{name}"])
+            rule.label = label_of([f"{OF_ROUTE}{name}"])
             bound = self._bind(rule, f"{self._own_id}{name}")
             remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
         return bound

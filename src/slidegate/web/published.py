@@ -14,7 +14,8 @@ from ..core.limits import AnyLimit, Limit
 from ..limiter.workers import PublishedRule, fields_of, rules_of
 from .bound_rule import BoundRule
 from .client_ip import ClientAddress
-from .default_limits import DefaultLimits
+from .default_limits import NO_ROUTE, OF_ROUTE
+from .endpoint_rule import EndpointRule
 from .keys import Key, KeyFunction
 from .policy import Policy
 from .routes import text_of_methods
@@ -47,10 +48,10 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     for order, bound in enumerate(rules.own):
         yield from _of_rule(bound, policy, {"order": order, "requests": requests_of(bound.rule.matching)})
     last = len(rules.own)
-    own = {id(bound) for bound in rules.own}
+    own = {*rules.own}
     for bound in rules.bound():
-        if id(bound) not in own:
-            yield from _of_rule(bound, policy, {"order": last, **_beyond(bound, rules.defaults)})
+        if bound not in own:
+            yield from _of_rule(bound, policy, {"order": last, **_beyond(bound)})
     if policy.messages is not None:
         yield from _of_messages(policy.messages, policy, last)
     for ban in policy.signals.ban_policies.values():
@@ -94,14 +95,16 @@ def _may_be_leased(limit: AnyLimit, policy: Policy) -> bool:
     return not (isinstance(limit, Limit) and limit.exact)
 
 
-def _beyond(bound: BoundRule, defaults: DefaultLimits | None) -> dict[str, Any]:
+def _beyond(bound: BoundRule) -> dict[str, Any]:
     """Return which requests a limit of a route or at an endpoint concerns, and which of both it is."""
-    requests = bound.rule.label
-    if defaults is None or not defaults.has(bound):
-        if bound.rule.name is not None:
-            requests = f"endpoints with the limit {bound.rule.name}"
-        return {"requests": requests, "at_endpoint": True}
-    return {"requests": defaults.requests_of(bound)}
+    rule = bound.rule
+    if isinstance(rule, EndpointRule) and rule.name is not None:
+        return {"requests": f"endpoints with the limit {rule.name}", "at_endpoint": True}
+    if isinstance(rule, EndpointRule):
+        return {"requests": rule.label, "at_endpoint": True}
+    if rule.label == f"{OF_ROUTE}{NO_ROUTE}":
+        return {"requests": "paths without a route"}
+    return {"requests": rule.label.removeprefix(OF_ROUTE)}
 
 
 def _of_messages(bucket: Bucket, policy: Policy, order: int) -> Iterator[PublishedRule]:
