@@ -50,9 +50,9 @@ class _InStack(ABCMeta):  # so that abstract classes may be mixed in
         stack = next((layer for layer in layers(app) if isinstance(layer, ExceptionMiddleware)), None)
         if stack is None:
             return cast(_T, type.__call__(cls, *args, **options))
-        given: dict[Any, object] = {**options, "app": None}
-        given.update(enumerate(args[1:]))
-        middleware: Any = _stacks_of(router_of(stack)).middleware(stack, cls, given)
+        others: dict[Any, object] = {**options, "app": None}
+        others.update(enumerate(args[1:]))
+        middleware: Any = _stacks_of(router_of(stack)).middleware(stack, cls, others)
         try:
             middleware.__init__(*args, **options)
         except Exception as error:
@@ -81,17 +81,17 @@ async def fail_startup(error: Exception, scope: Scope, receive: Receive, send: S
     """
     if scope["type"] == "lifespan":
         await receive()
-        shown = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         if isinstance(error, ConfigurationError):
-            shown = str(error)
-        await send({"type": "lifespan.startup.failed", "message": shown})
+            text = str(error)
+        await send({"type": "lifespan.startup.failed", "message": text})
     raise error.with_traceback(None)  # otherwise every request would lengthen the traceback
 
 
-class _Made(NamedTuple):
+class _Line(NamedTuple):
     """A middleware, and its options by place or name."""
 
-    given: dict[Any, object]
+    options: dict[Any, object]
     middleware: Any
 
 
@@ -100,23 +100,23 @@ class _Stacks:
 
     def __init__(self) -> None:
         self._stack: object = None
-        self._before: list[_Made] = []
-        self.now: list[_Made] = []
+        self._before: list[_Line] = []
+        self.now: list[_Line] = []
 
     def __reduce__(self) -> tuple[type[_Stacks], tuple[()]]:
         return type(self), ()  # the copy of an application has middlewares of its own
 
-    def middleware(self, stack: object, kind: Any, given: dict[Any, object]) -> Any:
+    def middleware(self, stack: object, kind: Any, options: dict[Any, object]) -> Any:
         """Return the middleware of a stack with some options: that of the stack before, or one to be constructed."""
         if stack is not self._stack:
             self._stack, self._before, self.now = stack, self.now, []
         middleware: Any = kind.__new__(kind)
-        for place, made in enumerate(self._before):
-            if type(made.middleware) is kind and made.middleware.is_built and made.given == given:
-                middleware = made.middleware
+        for place, line in enumerate(self._before):
+            if type(line.middleware) is kind and line.middleware.is_built and line.options == options:
+                middleware = line.middleware
                 del self._before[place]
                 break
-        self.now.append(_Made(given, middleware))
+        self.now.append(_Line(options, middleware))
         return middleware
 
 

@@ -54,10 +54,9 @@ def filled_for_both(path: str, other: str) -> str | None:
 
 def _meet(segment: str, other: str) -> bool:
     """Return whether a segment of a request may match two segments, of which each may have parameters."""
-    if segment == other or ("{" in segment and "{" in other):
-        return True
-    if "{" in segment:
-        return _compiled(f"/{segment}")[0].match(f"/{other}") is not None
-    if "{" in other:
-        return _compiled(f"/{other}")[0].match(f"/{segment}") is not None
-    return False
+    return segment == other or _takes(segment, other) or _takes(other, segment)
+
+
+def _takes(segment: str, other: str) -> bool:
+    """Return whether a segment has parameters, and may take another one, which may have some, too."""
+    return "{" in segment and ("{" in other or _compiled(f"/{segment}")[0].match(f"/{other}") is not None)

@@ -108,14 +108,12 @@ class RulePath:
 
     def parameters(self, text: str, names: Collection[str]) -> dict[str, str]:
         """Return the values of some parameters that a text reveals. No convertor of another one is called."""
-        match = self._exact.match(text) or self.takes(text)  # like a router, which ignores a line break at the end
-        if match is None:
-            return {}
-        found = match.groupdict()
         values: dict[str, str] = {}
-        for name in names:
-            if name in found and name in self.convertors:
-                values[name] = _meaning(self.convertors[name], found[name])
+        match = self._exact.match(text) or self.takes(text)  # like a router, which ignores a line break at the end
+        if match is not None:
+            for name, value in match.groupdict().items():
+                if name in names:
+                    values[name] = _meaning(self.convertors[name], value)
         return values
 
 
@@ -125,12 +123,12 @@ def _reachable(path: object, option: str) -> str:
         raise ConfigurationError(
             f'expected a path such as "/items/{{id}}", or "*" alone for all, not {quoted(path)}', option
         )
-    literal = PARAM_REGEX.sub(lambda found: "x" * len(found[0]), path)
+    literal = PARAM_REGEX.sub(lambda parameter: "x" * len(parameter[0]), path)
     for pattern, problem in _NO_PATHS:
-        found = re.search(pattern, literal)
-        if found is not None:
-            shown = problem.format(found=found[0], before=path[: found.start()], decoded=unquote(path))
-            raise ConfigurationError(f"{quoted(path)} {shown}", option)
+        match = re.search(pattern, literal)
+        if match is not None:
+            text = problem.format(found=match[0], before=path[: match.start()], decoded=unquote(path))
+            raise ConfigurationError(f"{quoted(path)} {text}", option)
     return path
 
 
