@@ -8,8 +8,8 @@ from typing import Any, Final
 from starlette.types import Message, Scope, Send
 
 from ..web.client_ip import peer_of
+from ..web.finding import Finding
 from ..web.policy import Policy
-from ..web.published import kind_of_key
 from ..web.rules import Rule
 from ..web.visit import STARTS, Visit
 from . import requests, routes, settings
@@ -28,15 +28,13 @@ class Inspection:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._report = policy.findings.report
-        self._first = requests.FirstClients()
-        rules = [rule for rule in (*policy.rules.given, policy.default_rule) if rule and rule.counts]
-        keys = [rule.charging.key for rule in rules] + [one.key for one in policy.signals.ban_policies.values()]
-        self._counts_users = any(map(requests.counts_users, rules))
-        self._counts_addresses = not rules or "address" in map(kind_of_key, keys)
+        self._first = requests.FirstClients(policy)
 
     def of_settings(self, off_by: str) -> None:
         """Look at the settings; `off_by` is the one that switches the middleware off, or empty."""
-        self._report(settings.about_switch(off_by))
+        if off_by:
+            text = f"slidegate is switched off ({off_by}): every request passes"
+            self._report([Finding("SG110", f"{text}; if that is not intended, remove this setting")])
         self._report(settings.about_workers(self._policy.limiter, is_serving=False))
 
     def of_building(self, middleware: Any) -> None:
@@ -54,28 +52,26 @@ class Inspection:
             app: The application that the middleware guards.
             routed_app: The application behind it, or if its routes are hidden, the one that it belongs to.
         """
-        policy = self._policy
-        self._report(settings.about_workers(policy.limiter, is_serving=True))
+        self._report(settings.about_workers(self._policy.limiter, is_serving=True))
         self.of_rules()
-        self._report(routes.about_layers(policy, app, routed_app))
+        self._report(routes.about_layers(self._policy, app, routed_app))
         self._report(islice(routes.about_decorators(routed_app), _MAX_NAMED))
-        self._report(islice(routes.about_paths(policy.rules.given, routed_app), _MAX_NAMED))
+        self._report(islice(routes.about_paths(self._policy.rules.given, routed_app), _MAX_NAMED))
 
     def of_request(self, scope: Scope, send: Send) -> Send:
         """Look at one of the first requests; return a `send` that looks at it again when its response starts."""
         policy = self._policy
         policy.findings.requests_left -= 1
-        peer, client_key = peer_of(scope), policy.clients.of(scope).key
-        self._report(requests.about_request(policy, scope, client_key))
-        if self._counts_addresses:
-            self._report(self._first.about_one_client(scope, client_key))
-        lacks_user = self._counts_users and not requests.has_user(scope)
+        peer, client = peer_of(scope), policy.clients.of(scope)
+        self._report(requests.about_request(policy, scope, client))
+        self._report(self._first.about_one_client(scope, client.key))
+        had_user = requests.has_user(scope)
 
         async def compare_first(message: Message) -> None:
             if message["type"] in STARTS:
-                self._report(requests.about_peer_within(policy.address, peer, scope, client_key))
-                if lacks_user:
-                    self._report(requests.about_user_within(scope))
+                self._report(requests.about_peer_within(policy.address, peer, scope, client.key))
+                if not had_user and requests.has_user(scope):
+                    self._report(requests.about_late_user(policy))
             await send(message)
 
         return compare_first

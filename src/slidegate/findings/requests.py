@@ -11,11 +11,12 @@ from starlette.types import Scope
 from ..core.addresses import address_key
 from ..core.errors import quoted
 from ..web.client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
-from ..web.clients import GONE, KEY
+from ..web.clients import GONE, KEY, Client
 from ..web.finding import Finding
 from ..web.keys import parts_of, person_of, user
 from ..web.plan import Effect
 from ..web.policy import Policy
+from ..web.published import kind_of_key
 from ..web.rules import Rule
 from ..web.visit import Visit
 
@@ -37,12 +38,13 @@ _MANY_NAMES: Final = 20
 # -- one request -------------------------------------------------------------------------------------------------------
 
 
-def about_request(policy: Policy, scope: Scope, client_key: str) -> Iterator[Finding]:
+def about_request(policy: Policy, scope: Scope, client: Client) -> Iterator[Finding]:
     """Yield the findings about a request as it comes."""
-    yield from _about_shared_names(policy, scope)
-    if policy.clients.of(scope).verdict is GONE:
+    if KEY in scope:
+        yield from _about_shared_names(policy, scope[KEY])
+    if client.verdict is GONE:
         return
-    if client_key == UNKNOWN_PEER:
+    if client.key == UNKNOWN_PEER:
         yield Finding(
             "SG109",
             f"the server names no peer: all such requests count as one client, {UNKNOWN_PEER!r}; behind a proxy on a "
@@ -53,23 +55,21 @@ def about_request(policy: Policy, scope: Scope, client_key: str) -> Iterator[Fin
         yield from _about_untrusted_proxies(policy.address, scope)
 
 
-def _about_shared_names(policy: Policy, scope: Scope) -> Iterator[Finding]:
+def _about_shared_names(policy: Policy, outer: Visit) -> Iterator[Finding]:
     """Yield the finding about limits that an outer middleware with the same limiter has charged already."""
-    if KEY not in scope:
-        return
     own = {bucket.name for bucket in policy.buckets()}
-    for other, decision in scope[KEY].decisions:
+    for other, decision in outer.decisions:
         if other is policy or other.limiter is not policy.limiter:
             continue
-        for bucket, _, _ in decision.checks:
-            if bucket.name in own:
-                yield Finding(
-                    "SG132",
-                    f"two middlewares around each other have the limit {quoted(bucket.label)} on one limiter, so a "
-                    "request that passes both is counted twice; give one of the rules another name, or write "
-                    'RateLimitMiddleware(..., name="outer")',
-                )
-                return
+        shared = [bucket for bucket, _, _ in decision.checks if bucket.name in own]
+        if shared:
+            yield Finding(
+                "SG132",
+                f"two middlewares around each other have the limit {quoted(shared[0].label)} on one limiter, so a "
+                "request that passes both is counted twice; give one of the rules another name, or write "
+                'RateLimitMiddleware(..., name="outer")',
+            )
+            return
 
 
 def _about_untrusted_proxies(address: ClientAddress, scope: Scope) -> Iterator[Finding]:
@@ -113,9 +113,9 @@ def about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, cl
         )
 
 
-def about_user_within(scope: Scope) -> Iterator[Finding]:
-    """Yield the finding about a request that had no user when it came, when its response starts."""
-    if has_user(scope):
+def about_late_user(policy: Policy) -> Iterator[Finding]:
+    """Yield the finding about rules by user, if a request has got its user after they counted it."""
+    if any(map(counts_users, counting_rules(policy))):
         yield Finding(
             "SG139",
             "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts "
@@ -146,6 +146,14 @@ class LateUser(Effect):
             visit.policy.findings.report([Finding("SG139", text)])
 
 
+def counting_rules(policy: Policy) -> list[Rule]:
+    """Return the rules of a middleware that count, with that of each route."""
+    rules = [rule for rule in policy.rules.given if rule.counts]
+    if policy.default_rule is not None:
+        rules.append(policy.default_rule)
+    return rules
+
+
 def counts_users(rule: Rule) -> bool:
     """Return whether a rule counts by user, or shares by user."""
     return user in (*parts_of(rule.charging.key), *parts_of(rule.charging.fair))
@@ -163,21 +171,25 @@ def has_user(scope: Scope) -> bool:
 
 
 class FirstClients:
-    """Counts the first requests by their clients: one that is many is a proxy, a frontend server, or a local call."""
+    """Counts the first requests by their clients: one that is many is a proxy, a frontend server, or a local call.
 
-    def __init__(self) -> None:
+    Args:
+        policy: The policy of the middleware.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self._clients = Counter[str]()
         self._names = set[int]()
         """The hashes of what header fields have named as their clients."""
 
     def about_one_client(self, scope: Scope, client_key: str) -> Iterator[Finding]:
         """Count a request; yield the finding about its client if nearly all were its own, and for many others."""
-        if self._clients.total() == _FIRST:
-            return
         self._clients[client_key] += 1
         self._names.update(hash(bytes(value)) for name, value in scope["headers"] if name in _NAMING)
-        is_last = self._clients.total() == _FIRST
-        if is_last and self._clients[client_key] >= _NEARLY_ALL and len(self._names) >= _MANY_NAMES:
+        if self._clients.total() != _FIRST or not _counts_addresses(self._policy):
+            return
+        if self._clients[client_key] >= _NEARLY_ALL and len(self._names) >= _MANY_NAMES:
             yield Finding(
                 "SG140",
                 f"the first {_FIRST} requests come from one client, {client_key!r}, and their header fields name many: "
@@ -185,3 +197,12 @@ class FirstClients:
                 "banned as one; if its header can be trusted, name it with client_ip(trusted=..., header=...), else "
                 "count by key=user",
             )
+
+
+def _counts_addresses(policy: Policy) -> bool:
+    """Return whether a middleware counts or bans by address; one without rules is there for limits at endpoints."""
+    rules = counting_rules(policy)
+    if not rules:
+        return True
+    keys = [rule.charging.key for rule in rules] + [one.key for one in policy.signals.ban_policies.values()]
+    return "address" in map(kind_of_key, keys)

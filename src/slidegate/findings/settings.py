@@ -1,4 +1,4 @@
-"""Findings about the settings of a middleware, how often it is built, and the processes of its application."""
+"""Findings about the processes of an application, and about a middleware that is built for each of its routes."""
 
 from __future__ import annotations
 
@@ -19,31 +19,24 @@ from ..web.routes import attribute_of
 
 _WORKERS: Final = "WEB_CONCURRENCY"
 """The environment variable from which several servers read how many processes they start."""
+_SEVERAL: Final = re.compile("0*([2-9]|[1-9][0-9]+)")
 _DIGITS: Final = re.compile(rb"[0-9]+")
 _OFTEN: Final = 3
 _built: Final[WeakSet[Any]] = WeakSet()
 """The middlewares that live and count apart."""
 
 
-def about_switch(off_by: str) -> Iterator[Finding]:
-    """Yield the finding about a middleware that is switched off.
-
-    Args:
-        off_by: The setting that switches it off; empty if none does.
-    """
-    if off_by:
-        yield Finding(
-            "SG110",
-            f"slidegate is switched off ({off_by}): every request passes; if that is not intended, remove this setting",
-        )
-
-
 def about_workers(limiter: Limiter, *, is_serving: bool) -> Iterator[Finding]:
     """Yield the finding about several processes that count apart: a setting starts them, or they run."""
-    where = _configured_workers()
-    if is_serving and not where:
+    if not limiter.engine.per_process:
+        return
+    where = ""
+    count = os.environ.get(_WORKERS, "")
+    if _SEVERAL.fullmatch(count):
+        where = f"{_WORKERS}={count}"
+    elif is_serving:
         where = _sibling_workers()
-    if where and limiter.engine.per_process:
+    if where:
         yield Finding(
             "SG103",
             f"limits are per process: with {where} a client gets each limit up to that many times; "
@@ -51,31 +44,21 @@ def about_workers(limiter: Limiter, *, is_serving: bool) -> Iterator[Finding]:
         )
 
 
-def _configured_workers() -> str:
-    """Return the environment variable that starts several processes for the application; empty if it does not."""
-    count = os.environ.get(_WORKERS, "")
-    if count.isascii() and count.isdigit() and int(count) > 1:
-        return f"{_WORKERS}={count}"
-    return ""
-
-
 def _sibling_workers() -> str:
     """Return how many workers of this application this process sees beside it; empty if it sees none.
 
     Workers are children of one process with one command line, but for numbers in it. Only processes that a server has
-    made are compared, so that programs which a shell or a test runner starts are no workers.
+    made are compared, so that programs which a shell or a test runner starts are no workers. Other systems than Linux
+    do not show them.
     """
     processes: Any = sys.modules.get("multiprocessing.process")  # imported in each process that it has started
     is_started = processes is not None and processes.parent_process() is not None
     if not is_started and "gunicorn.arbiter" not in sys.modules:
         return ""
-    parent = os.getppid()
-    try:
-        own = _command_of(os.getpid())
-        lists = [task.joinpath("children").read_bytes() for task in Path(f"/proc/{parent}/task").iterdir()]
-    except OSError:  # another system than Linux
-        return ""
-    workers = [_command_of(int(child)) for child in b" ".join(lists).split()].count(own)
+    parent, own, workers = os.getppid(), _command_of(os.getpid()), 0
+    for children in Path(f"/proc/{parent}/task").glob("*/children"):
+        for child in children.read_text("ascii").split():
+            workers += _command_of(int(child)) == own
     if workers < 2:
         return ""
     return f"{workers} workers below process {parent}"
@@ -86,9 +69,6 @@ def _command_of(process: int) -> bytes:
     with suppress(OSError):
         return _DIGITS.sub(b"", Path(f"/proc/{process}/cmdline").read_bytes())
     return b""
-
-
-# -- a middleware that is built for each route -------------------------------------------------------------------------
 
 
 def about_building(middleware: Any) -> Iterator[Finding]:
