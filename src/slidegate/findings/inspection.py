@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 from starlette.types import Message, Scope, Send
 
@@ -13,9 +12,6 @@ from ..web.policy import Policy
 from ..web.rules import Rule
 from ..web.visit import STARTS, Visit
 from . import requests, routes, settings
-
-_MAX_NAMED: Final = 10
-"""The most rules and routes that findings of one kind name."""
 
 
 class Inspection:
@@ -28,7 +24,7 @@ class Inspection:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._report = policy.findings.report
-        self._first = requests.FirstClients(policy)
+        self._first: list[tuple[str, int]] = []
 
     def of_settings(self, off_by: str) -> None:
         """Look at the settings; `off_by` is the one that switches the middleware off, or empty."""
@@ -43,7 +39,7 @@ class Inspection:
 
     def of_rules(self) -> None:
         """Look at the order of the rules."""
-        self._report(islice(routes.about_order(self._policy.rules), _MAX_NAMED))
+        self._report(routes.about_order(self._policy.rules))
 
     def of_routes(self, app: object, routed_app: object) -> None:
         """Look at the rules and the routes, when the application starts.
@@ -55,8 +51,8 @@ class Inspection:
         self._report(settings.about_workers(self._policy.limiter, is_serving=True))
         self.of_rules()
         self._report(routes.about_layers(self._policy, app, routed_app))
-        self._report(islice(routes.about_decorators(routed_app), _MAX_NAMED))
-        self._report(islice(routes.about_paths(self._policy.rules.given, routed_app), _MAX_NAMED))
+        self._report(routes.about_decorators(routed_app))
+        self._report(routes.about_paths(self._policy.rules.given, routed_app))
 
     def of_request(self, scope: Scope, send: Send) -> Send:
         """Look at one of the first requests; return a `send` that looks at it again when its response starts."""
@@ -64,7 +60,10 @@ class Inspection:
         policy.findings.requests_left -= 1
         peer, client = peer_of(scope), policy.clients.of(scope)
         self._report(requests.about_request(policy, scope, client))
-        self._report(self._first.about_one_client(scope, client.key))
+        if len(self._first) < requests.FIRST:
+            named = [bytes(value) for name, value in scope["headers"] if name in requests.NAMING]
+            self._first.append((client.key, hash(tuple(named))))
+            self._report(requests.about_one_client(policy, self._first))
         had_user = requests.has_user(scope)
 
         async def compare_first(message: Message) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from starlette.types import Scope
@@ -16,18 +15,18 @@ from ..web.finding import Finding
 from ..web.keys import parts_of, person_of, user
 from ..web.plan import Effect
 from ..web.policy import Policy
-from ..web.published import kind_of_key
+from ..web.published import published_rules
 from ..web.rules import Rule
 from ..web.visit import Visit
 
 _OF_PROXIES: Final = (b"x-forwarded-for", b"forwarded")
-_NAMING: Final = (
+NAMING: Final = (
     *_OF_PROXIES,
     *(b"x-real-ip", b"x-client-ip", b"cf-connecting-ip", b"true-client-ip", b"fastly-client-ip", b"fly-client-ip"),
     *(b"x-original-forwarded-for", b"x-vercel-forwarded-for", b"x-envoy-external-address"),
 )
 """The header fields in which proxies, CDNs and frontend servers name the client."""
-_FIRST: Final = 100
+FIRST: Final = 100
 """How many requests are counted by their clients."""
 _NEARLY_ALL: Final = 90
 """As many of them from one client pass for all; a health check may come from elsewhere."""
@@ -115,7 +114,7 @@ def about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, cl
 
 def about_late_user(policy: Policy) -> Iterator[Finding]:
     """Yield the finding about rules by user, if a request has got its user after they counted it."""
-    if any(map(counts_users, counting_rules(policy))):
+    if any(map(counts_users, [*policy.rules.given, policy.default_rule])):
         yield Finding(
             "SG139",
             "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts "
@@ -146,16 +145,10 @@ class LateUser(Effect):
             visit.policy.findings.report([Finding("SG139", text)])
 
 
-def counting_rules(policy: Policy) -> list[Rule]:
-    """Return the rules of a middleware that count, with that of each route."""
-    rules = [rule for rule in policy.rules.given if rule.counts]
-    if policy.default_rule is not None:
-        rules.append(policy.default_rule)
-    return rules
-
-
-def counts_users(rule: Rule) -> bool:
+def counts_users(rule: Rule | None) -> bool:
     """Return whether a rule counts by user, or shares by user."""
+    if rule is None or not rule.counts:
+        return False
     return user in (*parts_of(rule.charging.key), *parts_of(rule.charging.fair))
 
 
@@ -170,39 +163,28 @@ def has_user(scope: Scope) -> bool:
 # -- all requests ------------------------------------------------------------------------------------------------------
 
 
-class FirstClients:
-    """Counts the first requests by their clients: one that is many is a proxy, a frontend server, or a local call.
+def about_one_client(policy: Policy, first: Sequence[tuple[str, int]]) -> Iterator[Finding]:
+    """Yield the finding about a client if nearly all of the first requests are its own, and name many others.
 
     Args:
         policy: The policy of the middleware.
+        first: The first requests: the key of the client of each, and what it names.
     """
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._clients = Counter[str]()
-        self._names = set[int]()
-        """The hashes of what header fields have named as their clients."""
-
-    def about_one_client(self, scope: Scope, client_key: str) -> Iterator[Finding]:
-        """Count a request; yield the finding about its client if nearly all were its own, and for many others."""
-        self._clients[client_key] += 1
-        self._names.update(hash(bytes(value)) for name, value in scope["headers"] if name in _NAMING)
-        if self._clients.total() != _FIRST or not _counts_addresses(self._policy):
-            return
-        if self._clients[client_key] >= _NEARLY_ALL and len(self._names) >= _MANY_NAMES:
-            yield Finding(
-                "SG140",
-                f"the first {_FIRST} requests come from one client, {client_key!r}, and their header fields name many: "
-                "a proxy, a frontend server, or a call within the process asks for all its users, who are counted and "
-                "banned as one; if its header can be trusted, name it with client_ip(trusted=..., header=...), else "
-                "count by key=user",
-            )
+    if len(first) != FIRST or not _counts_addresses(policy):
+        return
+    client_key = first[-1][0]
+    names = [named for key, named in first if key == client_key]
+    if len(names) >= _NEARLY_ALL and len({*names}) >= _MANY_NAMES:
+        yield Finding(
+            "SG140",
+            f"the first {FIRST} requests come from one client, {client_key!r}, and their header fields name many: "
+            "a proxy, a frontend server, or a call within the process asks for all its users, who are counted and "
+            "banned as one; if its header can be trusted, name it with client_ip(trusted=..., header=...), else "
+            "count by key=user",
+        )
 
 
 def _counts_addresses(policy: Policy) -> bool:
     """Return whether a middleware counts or bans by address; one without rules is there for limits at endpoints."""
-    rules = counting_rules(policy)
-    if not rules:
-        return True
-    keys = [rule.charging.key for rule in rules] + [one.key for one in policy.signals.ban_policies.values()]
-    return "address" in map(kind_of_key, keys)
+    keys = [row.key for row in published_rules(policy) if row.action in ("limit", "ban")]
+    return not keys or "address" in keys

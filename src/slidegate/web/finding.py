@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final, NamedTuple
 
 from ..core.logs import logger
 
+MOST_NAMED: Final = 10
+"""The most rules and routes that findings of one kind name."""
 REQUESTS_CHECKED: Final = 1_000
 """The number of requests that are checked."""
 
@@ -39,9 +42,9 @@ class Findings:
         self.requests_left = REQUESTS_CHECKED
 
     def report(self, found: Iterable[Finding]) -> None:
-        """Report findings that were not reported before. If a check raises, that is logged and no request fails."""
+        """Report the first findings of one kind. If a check raises, that is logged and no request fails."""
         try:
-            for finding in found:
+            for finding in islice(found, MOST_NAMED):
                 if finding not in self.found:
                     self.found.append(finding)
                     logger.warning("%s", finding)
