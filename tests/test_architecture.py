@@ -24,8 +24,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"core", "limiter", "files"},
         {"starlette", "anyio", "annotationlib"},  # the last one is Python's, from 3.14 on
     ),
-    "files": ({"core", "limiter", "networks", "web"}, {"starlette"}),
-    "networks": ({"core", "files", "limiter", "web"}, {"starlette", "maxminddb"}),
+    "files": ({"_watcher", "core", "limiter", "networks", "web"}, {"starlette"}),
+    "networks": ({"_watcher", "core", "limiter", "web"}, {"starlette", "maxminddb"}),
     "findings": ({"core", "limiter", "web"}, {"starlette"}),
     "windows": ({"core"}, set()),
     "testing": ({"core", "events", "limiter"}, set()),
@@ -41,6 +41,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "_outbound": ({"core", "limiter", "_pauses"}, {"anyio"}),
     "openapi": ({"core", "limiter", "web"}, {"starlette"}),
     "_pauses": (set(), set()),
+    "_watcher": ({"core"}, set()),
     "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),
     "__init__": ({"core", "findings", "limiter", "networks", "stores", "web"}, set()),

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, network
-from slidegate.files import watcher
-from slidegate.files.watcher import read_whole, version_of
+from slidegate import _watcher as watcher
+from slidegate._watcher import read_whole, version_of
 from slidegate.networks.lists import ListFile, read_entries
 
 from ..asgi import PEER, call, hello, statuses

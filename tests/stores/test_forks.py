@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from slidegate import MemoryStore, Quota
+from slidegate import _watcher as watcher
 from slidegate.core import Bucket, Concurrency, parse_address
-from slidegate.files import watcher
 from slidegate.stores.forks import InChild
 from slidegate.stores.memory import store as memory
 from slidegate.testing import FakeClock

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slidegate.files import watcher
+from slidegate import _watcher as watcher
 
 from ..stores.conftest import observer, opened_as  # noqa: F401 - fixtures
 

@@ -26,9 +26,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import RateLimit, network
+from slidegate import _watcher as watcher
 from slidegate.core.buckets import Check
 from slidegate.events import Outcome
-from slidegate.files import watcher
 from slidegate.networks.operators import Network
 from slidegate.testing import FakeClock, RecordingObserver
 

@@ -17,6 +17,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from .._watcher import FileVersion, FollowedFile, read_whole, version_of
 from ..core.addresses import network_of
 from ..core.arguments import check_whole, expect, unknown_option
 from ..core.bans.policy import BanPolicy
@@ -33,7 +34,6 @@ from ..web import keys
 from ..web.client_ip import ClientAddress, client_ip
 from ..web.rules import Rule
 from ..web.websockets import MessageLimits
-from .watcher import FileVersion, FollowedFile, read_whole, version_of
 
 T = TypeVar("T")
 _File = TypeVar("_File", bound=FollowedFile)

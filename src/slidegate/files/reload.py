@@ -2,7 +2,7 @@
 
 The active middleware is complete. A changed file creates another middleware, and a single assignment makes it the
 active one for later requests; those that wait, and open websockets, end under the one that they came to. A file with an
-error changes nothing. `watcher` determines when a file is looked at and read.
+error changes nothing. `_watcher` determines when a file is looked at and read.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .._watcher import FollowedFile
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
 from ..web.broken import FailsAtStartup, fail_startup
@@ -21,7 +22,6 @@ from ..web.finding import Finding
 from ..web.middleware import RateLimitMiddleware
 from ..web.policy import Policy
 from .config import ConfigReader
-from .watcher import FollowedFile
 
 if TYPE_CHECKING:
     from ..web.refusals import OnRefused

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from starlette.types import Scope
 
+from .._watcher import FollowedFile
 from ..core.addresses import AddressRange, parse_network
 from ..core.errors import ConfigurationError, quoted
 from ..core.networks import Networks
-from ..files.watcher import FollowedFile
 from ..web.clients import KEY
 from ..web.keys import KeyCondition
 

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Final
 
+from .._watcher import FollowedFile, read_whole
 from ..core import networks as core
 from ..core.addresses import AddressRange, parse_network
 from ..core.errors import ConfigurationError, quoted
 from ..core.networks import ADDRESSES
 from ..core.passwords import without_passwords
-from ..files.watcher import FollowedFile, read_whole
 
 if TYPE_CHECKING:
     from ..web.keys import KeyCondition

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from starlette.types import Scope
 
+from .._watcher import FollowedFile, read_whole
 from ..core.addresses import parse_address
 from ..core.bans.policy import PRIVATE
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import Throttle, logger
 from ..core.memo import MANY, remember
 from ..core.passwords import without_passwords
-from ..files.watcher import FollowedFile, read_whole
 from ..limiter import Limiter
 from ..limiter.bans import Place
 from ..web.keys import Key, KeyCondition

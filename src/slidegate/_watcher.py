@@ -20,10 +20,10 @@ from collections.abc import Callable
 from threading import Thread, current_thread
 from typing import Final, TypeAlias
 
-from ..core.errors import ConfigurationError
-from ..core.events import Event, EventListener, Observers
-from ..core.logs import logger
-from ..core.passwords import without_passwords
+from .core.errors import ConfigurationError
+from .core.events import Event, EventListener, Observers
+from .core.logs import logger
+from .core.passwords import without_passwords
 
 CHECK_EVERY_S: Final = 1.0
 now_s: Callable[[], float] = time.monotonic
