@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlencode
+from typing import Final
+from urllib.parse import unquote, urlencode
 
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.passwords import AnyAddress, address_in
@@ -74,23 +74,13 @@ def open_store(url: AnyAddress, *, read_only: bool = False, create: bool = True)
         return _lmdb(place, query, expected, create)
     if place:
         raise ConfigurationError(f"{expected}: a memory store has no host or path")
-    return MemoryStore(**_read("memory", query, expected))
-
-
-def _read(kind: str, query: str, expected: str) -> dict[str, Any]:
-    """Return the options of a store that asks no server, which needs no leases."""
-    if "leases" in dict(parse_qsl(query, keep_blank_values=True)):
-        raise ConfigurationError(
-            f"{expected}: only Redis has leases, because others are asked without a round trip; leave leases out, or "
-            f'write "redis://localhost:6379/0?leases=true"'
-        )
-    return read_options(query, _OPTIONS[kind], expected)
+    return MemoryStore(**read_options(query, _OPTIONS["memory"], expected))
 
 
 def _lmdb(place: str, query: str, expected: str, create: bool) -> Store:
     if not place.startswith("/") or not place.strip("/"):
         raise ConfigurationError(f"{expected}: write the absolute path of the directory after lmdb://")
-    options = _read("lmdb", query, expected)
+    options = read_options(query, _OPTIONS["lmdb"], expected)
     try:
         from .lmdb import LmdbStore
     except ImportError as error:

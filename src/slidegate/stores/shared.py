@@ -141,16 +141,6 @@ def read_options(
     return options
 
 
-def check_clock(name: str, given: Clock | None) -> None:
-    """Check a user's clock.
-
-    Raises:
-        ConfigurationError: It is not callable.
-    """
-    if given is not None and not callable(given):
-        raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {quoted(given)}")
-
-
 def non_decreasing(clock: Clock) -> Clock:
     """Return a thread-safe clock that never runs backwards: if the given one does, it continues from there."""
     lock, latest_us, ahead_us = ProcessLock(), 0, 0

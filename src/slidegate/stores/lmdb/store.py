@@ -45,7 +45,7 @@ from ...core.reservation import Reservation
 from ...core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows, Snapshot, Store
 from ..ban_book import BanBook, BookBans
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, in_steps, run_unless_on_loop, running_loop
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, in_steps, run_unless_on_loop, running_loop
 from ..system_clock import system_us
 from .batching import PAUSE_S, Batcher
 from .counts import Options, Room, boot_us
@@ -118,8 +118,6 @@ class LmdbStore(Store):
             check_whole(max_map_size, MIN_MAP_SIZE, MAX_MAP_SIZE, "max_map_size", "for example 2**30")
         check_whole(max_keys, 1, 10**12, "max_keys", "for example 100_000")
         check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
-        check_clock("clock", clock)
-        check_clock("wall_clock", wall_clock)
         super().__init__()
         self._permits = HeldPermits(permit_lease_us(permit_lease), self.renew_permits)
         self.unix_us: Clock = wall_clock or clock or system_us

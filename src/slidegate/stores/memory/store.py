@@ -38,7 +38,7 @@ from ...core.ring import WindowState
 from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US
 from ..forks import InChild
-from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, keys_shared
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, keys_shared
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBanRows, MemoryBans
 from .shard import STEP_WINDOWS, Identity, Room, Shard, Shards, Table, Tables, Windows, release_if_held
@@ -74,7 +74,7 @@ class MemoryStore(Store):
             the system clock.
 
     Raises:
-        ConfigurationError: `max_keys` or `max_bans` is not a whole number above 0, or a clock is not callable.
+        ConfigurationError: `max_keys` or `max_bans` is not a whole number above 0.
     """
 
     bans: MemoryBans
@@ -91,8 +91,6 @@ class MemoryStore(Store):
         super().__init__()
         self.max_keys = check_whole(max_keys, 1, MAX_AMOUNT, "max_keys", "for example 100_000")
         most_bans = check_whole(max_bans, 1, MAX_AMOUNT, "max_bans", "for example 100_000")
-        check_clock("clock", clock)
-        check_clock("wall_clock", wall_clock)
         self.clock = clock
         """The clock passed to this store; None for the monotonic clock."""
         self._latest_us = 0

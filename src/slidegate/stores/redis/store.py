@@ -38,7 +38,7 @@ from ...core.passwords import AnyAddress, address_in
 from ...core.reservation import Reservation
 from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, check_clock, in_steps, running_loop
+from ..shared import DEFAULT_MAX_BANS, in_steps, running_loop
 from .bans import RedisBans
 from .batch import Batcher, Parts
 from .clients import Client, OwnClients, open_client
@@ -106,7 +106,7 @@ class RedisStore(Store):
         clock: Clock | None = None,
     ) -> None:
         found = address_in(client)
-        _check(found, prefix, max_bans, max_waiting, clock)
+        _check(found, prefix, max_bans, max_waiting)
         super().__init__()
         given: Client = open_client(found) if isinstance(found, str) else found
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
@@ -299,7 +299,7 @@ class RedisStore(Store):
         return batcher
 
 
-def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: Clock | None) -> None:
+def _check(client: object, prefix: object, max_bans: object, max_waiting: object) -> None:
     """Raise for invalid arguments; see `RedisStore`."""
     if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or re.search(r"[{}*?\[\]\\\ud800-\udfff]", prefix):
         raise ConfigurationError(
@@ -307,7 +307,6 @@ def _check(client: object, prefix: object, max_bans: object, max_waiting: object
         )
     check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
     check_whole(max_waiting, 1, 10**9, "max_waiting", "for example 10_000")
-    check_clock("clock", clock)
     if not isinstance(client, (str, Redis, RedisCluster)):
         raise ConfigurationError(
             f'client: expected an address, for example "redis://localhost:6379/0", or a client of redis.asyncio, '
