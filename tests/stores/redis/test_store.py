@@ -743,7 +743,7 @@ def test_refusals_of_threads_are_known_unless_one_of_them_resets_all_keys() -> N
         for cost in range(4):
             costly, now_us = ((*checks[0][:2], cost),), real_monotonic_us()
             state = (1, now_us + 10**9, now_us, 10**9)
-            known.refused(
+            known.keep_refusal(
                 question := Question(costly, ()),
                 Decision(False, Reason.LIMITED, now_us, costly, [state]),
                 monotonic_ns(),

@@ -96,11 +96,11 @@ class RedisBans(BanStore):
             return None
         return await self._ban_next(policy, *due)
 
-    async def _ban_next(self, policy: BanPolicy, before: bytes, made: Ban, after: Level) -> Ban | None:
-        """Make a ban that is due; return None if another worker was faster, or there is no room."""
-        key, row = made.key, b""
+    async def _ban_next(self, policy: BanPolicy, before: bytes, ban: Ban, after: Level) -> Ban | None:
+        """Store a ban that is due; return None if another worker was faster, or there is no room."""
+        key, row = ban.key, b""
         if not policy.shadow:
-            row = _pack_ban(made)
+            row = _pack_ban(ban)
         fields = strikes_field(policy), _level_field(policy)
         level = _LEVEL.pack(after.over_us, after.until_us, after.level)
         names = *self._polled.names, *self._packing.names_of(key)
@@ -112,10 +112,10 @@ class RedisBans(BanStore):
             return None
         self._held.change((key,))
         if policy.shadow:
-            self._tell(shadow_banned(made))
+            self._tell(shadow_banned(ban))
             return None
-        self._tell(banned(made))
-        return made
+        self._tell(banned(ban))
+        return ban
 
     async def ban(
         self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
@@ -125,10 +125,10 @@ class RedisBans(BanStore):
         until_us = None
         if length_us is not None:
             until_us = now_us + length_us
-        made = Ban(key, reason, by, 0, now_us, until_us)
-        await self._put([made], replaces=True)
-        self._tell(banned(made))
-        return made
+        ban = Ban(key, reason, by, 0, now_us, until_us)
+        await self._put([ban], replaces=True)
+        self._tell(banned(ban))
+        return ban
 
     async def unban(self, key: str, by: str) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""

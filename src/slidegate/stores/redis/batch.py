@@ -14,7 +14,6 @@ limiter's circuit breaker decides when that is.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -47,9 +46,10 @@ from .protocol import (
     store_error,
     unexpected,
 )
+from .requests import Command, Read, Request, concern_permits
 
 _HEAD: Final = Struct("<q")
-"""The server's time, and whether the call has stored anything."""
+"""The server's time."""
 MAX_IN_CALL: Final = 64
 """A request takes the server about 10 us, and a call blocks its other clients."""
 HALVED_FROM: Final = 33
@@ -60,8 +60,7 @@ RENEWED_AT_ONCE: Final = 64
 SPLIT_S: Final = 1.0
 """How long the slot of a store is thought to be on its way after it was seen there."""
 
-Read: TypeAlias = Callable[[Any, int], Any]
-"""Returns a result, given the answer of the script, which is no failure, and the server's time in microseconds."""
+AnyRequest: TypeAlias = Request | Polled
 
 
 @dataclass(slots=True, eq=False)
@@ -93,75 +92,6 @@ class Parts:
     leases: bool
     late_observers: list[Callable[[int], None]] = field(default_factory=list)
     is_closed: bool = False
-
-
-# -- requests ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True, eq=False)
-class Request(ABC):
-    """What shares a script call with others.
-
-    Attributes:
-        future: Receives the result, unless it is cancelled.
-        has_permits: Whether it is about permits, so that its call waits for the answers to others that are, too.
-    """
-
-    future: asyncio.Future[Any]
-    has_permits: bool
-
-    @abstractmethod
-    def pack(self) -> Packed:
-        """Pack it; called when it is sent."""
-
-    @abstractmethod
-    def deliver(self, answer: Any, now_us: int, sent_ns: int) -> bool:
-        """Give the result to who awaits it; return False if it has to be asked again.
-
-        Args:
-            answer: The answer of the script, which is no failure.
-            now_us: The server's time.
-            sent_ns: When it was sent (monotonic).
-        """
-
-    def is_awaited(self) -> bool:
-        """Return whether anybody still awaits the result."""
-        return not self.future.done()
-
-    def answer(self, result: Any) -> None:
-        """Give the result to who still awaits it."""
-        if not self.future.done():
-            self.future.set_result(result)
-
-    def fail(self, error: Exception) -> None:
-        """Raise an error in the task that still awaits the result."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-@dataclass(slots=True, eq=False)
-class Command(Request):
-    """A request whose answer is the result, perhaps after it was read.
-
-    Attributes:
-        packer: Packs it.
-        read: Returns the result; an exception is raised in the task that awaits the request.
-    """
-
-    packer: Callable[[], Packed]
-    read: Read
-
-    def pack(self) -> Packed:
-        """See `Request`."""
-        return self.packer()
-
-    def deliver(self, answer: Any, now_us: int, sent_ns: int) -> bool:
-        """See `Request`."""
-        self.answer(self.read(answer, now_us))
-        return True
-
-
-AnyRequest: TypeAlias = Request | Polled
 
 
 class Batcher:
@@ -238,8 +168,8 @@ class Batcher:
             return answer[0] == CHANGED
 
         held.change(windows_of(checks))
-        has_permits = any(bucket.is_permit for bucket, _, _ in checks)
-        return self.request(partial(self.parts.packing.refund, reservations), read, has_permits=has_permits)
+        pack = partial(self.parts.packing.refund, reservations)
+        return self.request(pack, read, has_permits=concern_permits(checks))
 
     def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
         """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
@@ -448,8 +378,7 @@ class Batcher:
         try:
             if isinstance(answer, bytes) and answer[0] == FAILED:
                 raise refusal(answer[1:].decode(errors="replace"))
-            if not request.deliver(answer, now_us, sent_ns):
-                self.add(request)
+            request.deliver(answer, now_us, sent_ns)
         except Exception as error:
             failed = error if isinstance(error, StoreError) else unexpected(answer, "request")
             request.fail(failed)

@@ -185,7 +185,7 @@ class OwnClients:
     """Makes the pools of a store, and its clients of clusters. They do not connect before they are used.
 
     Args:
-        given: The user's client, which is not changed.
+        client: The user's client, which is not changed.
         timeout_s: How long connecting, or an answer, may take.
 
     Attributes:
@@ -193,20 +193,20 @@ class OwnClients:
         is_cluster: Whether the user's client is one of a cluster.
     """
 
-    def __init__(self, given: Client, timeout_s: float) -> None:
+    def __init__(self, client: Client, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.is_cluster = isinstance(given, RedisCluster)
-        self._given: Any = given
+        self.is_cluster = isinstance(client, RedisCluster)
+        self._client: Any = client
         self._pools: WeakSet[ConnectionPool] = WeakSet()
 
     def open_pool(self) -> ConnectionPool:
         """Return a pool of connections to the server of the user's client, or to the master that sentinels name."""
-        return self._followed(own_pool(self._given.connection_pool, self.timeout_s))
+        return self._followed(own_pool(self._client.connection_pool, self.timeout_s))
 
     def open_cluster(self) -> RedisCluster:
         """Return a client for the user's cluster, which finds nodes; no command goes over it."""
-        kind, nodes = self._given.connection_kwargs["connection_class"], self._given.nodes_manager
-        settings = _settings(self._given.connection_kwargs, self.timeout_s)
+        kind, nodes = self._client.connection_kwargs["connection_class"], self._client.nodes_manager
+        settings = _settings(self._client.connection_kwargs, self.timeout_s)
         return RedisCluster(
             startup_nodes=[ClusterNode(node.host, node.port) for node in nodes.startup_nodes.values()],
             address_remap=nodes.address_remap,
@@ -217,7 +217,7 @@ class OwnClients:
 
     def open_node_pool(self, host: str, port: int) -> ConnectionPool:
         """Return a pool of connections to a node of the user's cluster."""
-        node = ClusterNode(host, port, **_settings(self._given.connection_kwargs, self.timeout_s))
+        node = ClusterNode(host, port, **_settings(self._client.connection_kwargs, self.timeout_s))
         return self._followed(ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs))
 
     def _followed(self, pool: ConnectionPool) -> ConnectionPool:
@@ -230,23 +230,23 @@ class OwnClients:
         if isinstance(provider, StreamingCredentialProvider):
             pools = [*self._pools]
             if not self.is_cluster:
-                pools.append(self._given.connection_pool)
+                pools.append(self._client.connection_pool)
             EventDispatcher().dispatch(AfterPooledConnectionsInstantiationEvent(pools, ClientType.ASYNC, provider))
         return pool
 
 
-def own_pool(given: Any, timeout_s: float) -> ConnectionPool:
+def own_pool(other: Any, timeout_s: float) -> ConnectionPool:
     """Return a pool with the settings of another one."""
-    settings = _settings(given.connection_kwargs, timeout_s) | {"connection_class": given.connection_class}
-    if isinstance(given, SentinelConnectionPool):
-        masters = _Masters(given.sentinel_manager, settings, timeout_s)
-        return SentinelConnectionPool(given.service_name, masters, **settings)  # type: ignore[no-untyped-call]
+    settings = _settings(other.connection_kwargs, timeout_s) | {"connection_class": other.connection_class}
+    if isinstance(other, SentinelConnectionPool):
+        masters = _Masters(other.sentinel_manager, settings, timeout_s)
+        return SentinelConnectionPool(other.service_name, masters, **settings)  # type: ignore[no-untyped-call]
     return ConnectionPool(**settings)
 
 
-def _settings(given: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def _settings(kwargs: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """Return the settings of a connection with our timeouts, and without retries."""
-    kept = {name: value for name, value in given.items() if not name.startswith(_OF_ITS_OWNER)}
+    kept = {name: value for name, value in kwargs.items() if not name.startswith(_OF_ITS_OWNER)}
     return kept | {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
@@ -263,13 +263,13 @@ class _Masters:
     """Finds the master of a service, in the place of redis-py's `Sentinel`, which asks one sentinel after another.
 
     Args:
-        given: The `Sentinel` of the user's client.
+        sentinel: The `Sentinel` of the user's client.
         settings: The settings of connections to servers.
         timeout_s: How long a sentinel or a server may take.
     """
 
-    def __init__(self, given: Any, settings: dict[str, Any], timeout_s: float) -> None:
-        self._given = given
+    def __init__(self, sentinel: Any, settings: dict[str, Any], timeout_s: float) -> None:
+        self._sentinel = sentinel
         self._settings = settings
         self._timeout_s = timeout_s
 
@@ -280,7 +280,7 @@ class _Masters:
             MasterNotFoundError: There is none.
         """
         failed: Exception | None = None
-        asked = [asyncio.ensure_future(self._ask(sentinel, service)) for sentinel in self._given.sentinels]
+        asked = [asyncio.ensure_future(self._ask(sentinel, service)) for sentinel in self._sentinel.sentinels]
         try:
             for answer in asyncio.as_completed(asked):
                 try:
@@ -297,7 +297,7 @@ class _Masters:
         """Ask one sentinel, which may be out of date, and then the server that it names."""
         async with Redis.from_pool(own_pool(sentinel.connection_pool, self._timeout_s)) as own:
             await own.ping()  # says by itself why it cannot be reached
-            alone = copy(self._given)
+            alone = copy(self._sentinel)
             alone.sentinels = [own]
             pool: Any = SentinelConnectionPool(service, alone, **self._settings)  # type: ignore[no-untyped-call]
             async with Redis.from_pool(pool) as server:

@@ -191,7 +191,7 @@ class HeldAnswers:
 
     # -- answers of Redis --------------------------------------------------------------------------------------------
 
-    def refused(self, question: Question, decision: Decision, sent_ns: int) -> None:
+    def keep_refusal(self, question: Question, decision: Decision, sent_ns: int) -> None:
         """Keep a refusal, by a ban, or by limits until units leave, unless this process has changed that meanwhile.
 
         Args:
@@ -217,13 +217,20 @@ class HeldAnswers:
             remember(self.answers, subject, Answer(decision, sent_ns, came_us, until_us, amounts_of(question.checks)))
             self._refusals_end_us = max(self._refusals_end_us, until_us)
 
-    def admitted(self, question: Question) -> None:
+    def end_refusals(self, question: Question) -> None:
         """End the refusals that share windows with a question that was charged: they have other numbers now."""
         if self._time.local_us() < self._refusals_end_us:
             self.change(windows_of(question.checks))
 
-    def lease(
-        self, question: Question, decision: Decision, sent_ns: int, lasts_us: int, spent: int, left: int, refund: Refund
+    def keep_lease(
+        self,
+        question: Question,
+        decision: Decision,
+        sent_ns: int,
+        lasts_us: int,
+        charged: int,
+        spent: int,
+        refund: Refund,
     ) -> None:
         """Keep the units that Redis has charged ahead, or refund them if the lease has ended.
 
@@ -232,37 +239,41 @@ class HeldAnswers:
             decision: What Redis said.
             sent_ns: When it was asked (monotonic).
             lasts_us: How long after its decision the first slice ends.
-            spent: How many units were spent.
-            left: How many are left.
-            refund: Refunds them.
+            charged: How many units were charged.
+            spent: How many of them are spent.
+            refund: Refunds the others.
         """
         if sent_ns <= self._dropped_ns:
             return  # Redis may count them no longer
         came_us = self._time.local_us()
         until_us = self._time.sent_us(sent_ns) + min(lasts_us - lasts_us // CLOCK_ERROR - ROUNDING_US, TRUST_US)
+        left = charged - spent
         # The lease has ended already: its slice is over, or a client or its network has been banned meanwhile.
         if came_us >= until_us or self._has_changed(question, sent_ns):
             if left:
                 refund(charges_of(decision, left))
             return
-        held = self.answers.get(question.checks)
-        if held is not None and held.decision.allowed and self._goes_on(held, question, came_us):
-            held.decision = decision  # these units are of the same slices
-            held.came_us = came_us
-        else:
-            last = held
-            held = Answer(decision, sent_ns, came_us, until_us, amounts_of(question.checks))
-            if last is not None:
-                held.used_before = last.used
-                self.refund_rest(last, refund)
-            remember(self.answers, question.checks, held)
-            if self._time.is_real:  # those of all keys end with the same slices: refunds are spread over half as long
-                lasts_s = (until_us - came_us) / 1_000_000 * (1 + random() / 2)
-                asyncio.get_running_loop().call_later(lasts_s, self.refund_rest, held, refund)
-        held.cleared.add(question)
-        held.is_asking = held.is_asking and not left
-        held.used += spent
-        held.units += [None] * left
+        lease = self.answers.get(question.checks)
+        if lease is None or not lease.decision.allowed or not self._goes_on(lease, question, came_us):
+            lease = Answer(decision, sent_ns, came_us, until_us, amounts_of(question.checks))
+            self._begin(lease, question, refund)
+        lease.decision = decision  # of the same slices
+        lease.came_us = came_us
+        lease.cleared.add(question)
+        lease.is_asking = lease.is_asking and not left
+        lease.used += spent
+        lease.units += [None] * left
+
+    def _begin(self, lease: Answer, question: Question, refund: Refund) -> None:
+        """Begin a lease in place of the last one, and refund what is left of it when it has ended."""
+        last = self.answers.get(question.checks)
+        if last is not None:
+            lease.used_before = last.used
+            self.refund_rest(last, refund)
+        remember(self.answers, question.checks, lease)
+        if self._time.is_real:  # those of all keys end with the same slices: refunds are spread over half as long
+            lasts_s = (lease.until_us - lease.came_us) / 1_000_000 * (1 + random() / 2)
+            asyncio.get_running_loop().call_later(lasts_s, self.refund_rest, lease, refund)
 
     def see(self, now_us: int, sent_ns: int) -> None:
         """Take note of an answer received now; drop all leases if the server's clock has stepped.

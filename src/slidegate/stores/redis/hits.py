@@ -9,16 +9,43 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Final
 
 from ...core.bans.ban import Ban, longest
 from ...core.bans.networks import BannedNetworks
-from ...core.decision import Decision, refused_by_ban
-from .batch import Batcher, Request
+from ...core.buckets import Check
+from ...core.decision import Decision, Reason, refused_by_ban
+from ...core.reservation import Reservation, reserved
+from ...core.ring import OPEN
+from .batch import Batcher
 from .held import admitted_before
-from .protocol import BANNED, CHARGE, HIT, LIMITED, OK, PEEK, Packed, decision_of, leased_of, unpack_ban
+from .protocol import (
+    BANNED,
+    CHARGE,
+    HIT,
+    LIMITED,
+    OK,
+    PEEK,
+    TOO_LARGE,
+    UNSETTLED,
+    Packed,
+    unexpected,
+    unpack_ban,
+)
 from .question import Question
+from .requests import Request
+
+_STATE: Final = Struct("<Qqqq")
+_COUNTED: Final = Struct("<I")
+_LEASED: Final = Struct("<Iq")
+_REASONS: Final = {
+    OK: Reason.OK,
+    LIMITED: Reason.LIMITED,
+    UNSETTLED: Reason.LIMITED,
+    TOO_LARGE: Reason.TOO_LARGE,
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -55,8 +82,8 @@ class DecisionRequest(Request):
             ahead = parts.held.ahead(question, self.batcher.refund_in_background)
         return Packed(packed.names, packed.request, (ahead,))
 
-    def deliver(self, answer: Any, now_us: int, sent_ns: int) -> bool:
-        """Give the decision to who awaits it; return False if the question has to be asked again.
+    def deliver(self, answer: Any, now_us: int, sent_ns: int) -> None:
+        """Give the decision to who awaits it.
 
         A hit that was charged is refunded if nobody awaits it any more, or if a network has been banned since it was
         packed. If the ban that made it a peek has been lifted since, it is asked again.
@@ -65,29 +92,29 @@ class DecisionRequest(Request):
         if self.networks is not self.batcher.parts.polled.networks:
             self._find_networks()
             if self.what == HIT and was_banned and not self.by_network:
-                return False
+                self.batcher.add(self)
+                return
         if self.what == HIT and not was_banned and answer[0] == OK:
             decision = self._admit(answer, now_us, sent_ns)
             if not self.by_network:
                 self.answer(decision)
-                return True
+                return
         decision = self._decision(answer, now_us)
         if self.what == HIT:
             decision = self._refuse(decision, answer[0], sent_ns)
         elif self.what == CHARGE:
-            self.batcher.parts.held.admitted(self.question)
+            self.batcher.parts.held.end_refusals(self.question)
         self.answer(decision)
-        return True
 
     def _admit(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
         """Return the admission of a hit; it is refunded if it was in vain. What was charged ahead is kept."""
         held, question, refund = self.batcher.parts.held, self.question, self.batcher.refund_in_background
         spent = int(self.is_awaited() and not self.by_network)
         decision = self._unpacked(answer, now_us)
-        held.admitted(question)
+        held.end_refusals(question)
         if question.may_lease and question.is_repeated:
-            charged, lasts_us = leased_of(answer)
-            held.lease(question, decision, sent_ns, lasts_us, spent, charged - spent, refund)
+            charged, lasts_us = _leased_of(answer)
+            held.keep_lease(question, decision, sent_ns, lasts_us, charged, spent, refund)
             return admitted_before(decision, charged - 1, now_us)
         if not spent:
             refund(decision.begin_refund())
@@ -97,11 +124,11 @@ class DecisionRequest(Request):
         """Remember the refusal of a hit, and return it; or the admission by a lease that came meanwhile."""
         held, question = self.batcher.parts.held, self.question
         if decision.ban is not None:
-            held.refused(question, decision, sent_ns)
+            held.keep_refusal(question, decision, sent_ns)
         elif question.counts_denied:  # it was charged
-            held.admitted(question)
+            held.end_refusals(question)
         elif status == LIMITED:  # and not for lack of a permit, which may come back at any moment
-            held.refused(question, decision, sent_ns)
+            held.keep_refusal(question, decision, sent_ns)
             if question.may_lease and self.is_awaited():
                 return held.answer(question) or decision
         return decision
@@ -127,7 +154,7 @@ class DecisionRequest(Request):
 
     def _unpacked(self, answer: bytes, now_us: int) -> Decision:
         """Return what the limits say."""
-        decision = decision_of(answer, self.what, self.question.checks, now_us)
+        decision = _decision_of(answer, self.what, self.question.checks, now_us)
         if self.has_permits and decision.reservations:
             self.batcher.permits.hold(decision, self.batcher.parts.packing.permits_row)
         return decision
@@ -138,3 +165,38 @@ def ask(batcher: Batcher, what: int, question: Question) -> asyncio.Future[Decis
     future: asyncio.Future[Decision] = batcher.loop.create_future()
     batcher.add(DecisionRequest(future, question.has_permits, batcher, what, question))
     return future
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def _decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
+    """Unpack the decision in an answer that is no failure.
+
+    Raises:
+        StoreUnavailable: The answer has not one valid state for each limit.
+    """
+    status = answer[0]
+    limits = 0
+    for bucket, _, _ in checks:
+        limits += len(bucket.limits)
+    end = 1 + limits * _STATE.size
+    states = list(_STATE.iter_unpack(answer[1:end]))
+    if len(states) != limits:
+        raise unexpected(answer)
+    for *_, wait_us in states:
+        if wait_us < OPEN:
+            raise unexpected(answer)
+    charged: Sequence[Reservation] | None = ()
+    if what == HIT and status == OK:
+        charged = None  # each check charged its cost; see `Decision`
+    elif what == CHARGE and status == OK:
+        units = [units for (units,) in _COUNTED.iter_unpack(answer[end:])]
+        charged = reserved(checks, [mark for _, _, mark, _ in states], units)
+    return Decision(status == OK, _REASONS[status], now_us, checks, states, charged)
+
+
+def _leased_of(answer: bytes) -> tuple[int, int]:
+    """Return how many equal hits were charged, and how long after that their first slice ends, in microseconds."""
+    charged, lasts_us = _LEASED.unpack(answer[-_LEASED.size :])
+    return charged, lasts_us

@@ -92,8 +92,8 @@ class Polled:
             self._next_look_us = now_us + LOOK_EVERY_US
         return command(self.names, b"poll", life_if_none, int(looks), self._version, self._packing.naming)
 
-    def deliver(self, answer: Sequence[Any], now_us: int, sent_ns: int) -> bool:
-        """Take in the answer; return True, because it is not asked again.
+    def deliver(self, answer: Sequence[Any], now_us: int, sent_ns: int) -> None:
+        """Take in the answer.
 
         Raises:
             StoreUnavailable: This is a tool, and Redis has no slidegate data, or workers that make other names.
@@ -119,7 +119,6 @@ class Polled:
             self._version = version
             self._held.change()
         self.due_ns = self._held.fresh_until_ns = sent_ns + POLL_NS
-        return True
 
     def fail(self, error: Exception) -> None:
         """Do nothing: the next call polls again."""

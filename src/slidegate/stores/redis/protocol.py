@@ -4,7 +4,7 @@ A request has a byte for the operation, the numbers of its keys, asks, bans and 
 bans refuse it, and the asks; each ask has the index of its key, the cost and the limit. Indexes count from the first
 key of the request; its keys follow those of the requests before it, and so do the arguments of a command. The requests
 of a call are concatenated. The answer to a command is what it returns; that to others starts with a status, and has a
-reading for each ask, or other rows; see ``lua/windows.lua``.
+reading for each ask, or other rows; see `hits` and ``lua/windows.lua``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.bans.ban import Ban, BanSubject
 from ...core.buckets import Bucket, Check
-from ...core.decision import Decision, Reason
 from ...core.errors import Concerns, StoreError, StoreTimeout, StoreUnavailable, quoted
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import Quota
-from ...core.reservation import Reservation, reserved
-from ...core.ring import MAX_UNITS, OPEN
+from ...core.reservation import Reservation
+from ...core.ring import MAX_UNITS
 from ...core.store import Clock
 from ...core.stored import read_json
 from ..leases import WORKER_BYTES, HeldPermits
@@ -76,20 +75,11 @@ PERMITS: Final = 4
 """The mode of a concurrency limit."""
 
 REQUEST: Final = Struct("<BHHHH")
-_LEASED: Final = Struct("<Iq")
 _ASK: Final = Struct("<HqI")
 _LIMIT: Final = Struct("<8sIqqqHB")
 _PERMITS: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
-_STATE: Final = Struct("<Qqqq")
-_COUNTED: Final = Struct("<I")
 END: Final = Struct("<q")
 """The first bytes of a row of a ban, a level or a worker: the time when it ends."""
-_REASONS: Final = {
-    OK: Reason.OK,
-    LIMITED: Reason.LIMITED,
-    UNSETTLED: Reason.LIMITED,
-    TOO_LARGE: Reason.TOO_LARGE,
-}
 
 
 class PermitsRow(NamedTuple):
@@ -301,38 +291,6 @@ def _pack_permits(row: PermitsRow, amount: int, held: HeldPermits, units: int) -
 def window_field(bucket: Bucket, limit: AnyLimit) -> bytes:
     """Return the hash field of a window or of permits; it does not depend on the amount."""
     return digest_of(bucket.name, *limit.same_window, LAYOUT)
-
-
-def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
-    """Unpack the decision in an answer that is no failure.
-
-    Raises:
-        StoreUnavailable: The answer has not one valid state for each limit.
-    """
-    status = answer[0]
-    limits = 0
-    for bucket, _, _ in checks:
-        limits += len(bucket.limits)
-    end = 1 + limits * _STATE.size
-    states = list(_STATE.iter_unpack(answer[1:end]))
-    if len(states) != limits:
-        raise unexpected(answer)
-    for *_, wait_us in states:
-        if wait_us < OPEN:
-            raise unexpected(answer)
-    charged: Sequence[Reservation] | None = ()
-    if what == HIT and status == OK:
-        charged = None  # each check charged its cost; see `Decision`
-    elif what == CHARGE and status == OK:
-        units = [units for (units,) in _COUNTED.iter_unpack(answer[end:])]
-        charged = reserved(checks, [mark for _, _, mark, _ in states], units)
-    return Decision(status == OK, _REASONS[status], now_us, checks, states, charged)
-
-
-def leased_of(answer: bytes) -> tuple[int, int]:
-    """Return how many equal hits were charged, and how long after that their first slice ends, in microseconds."""
-    charged, lasts_us = _LEASED.unpack(answer[-_LEASED.size :])
-    return charged, lasts_us
 
 
 def unpack_ban(packed: bytes) -> Ban:

@@ -11,6 +11,7 @@ from ...core.limits import Limit
 from ...core.ring import Ring, Terms
 from ..leases import HeldPermits
 from .protocol import HIT, LEASE, Packed, Packing
+from .requests import concern_permits
 
 _LATELY_NS: Final = 1_100_000_000
 """A little longer than a lease lasts."""
@@ -51,7 +52,7 @@ class Question:
         self.subjects = subjects
         self.refusing: tuple[BanSubject, ...] = (*subjects, *[key for _, key, _ in checks])
         self.counts_denied = any(bucket.count_denied for bucket, _, _ in checks)
-        self.has_permits = any(bucket.is_permit for bucket, _, _ in checks)
+        self.has_permits = concern_permits(checks)
         is_free = not checks or not all(cost for _, _, cost in checks)
         self.may_lease = leases and not (self.counts_denied or self.has_permits or is_free)
         self._known: tuple[Sequence[tuple[Ring, Terms]], Packed] | None = None

@@ -7,7 +7,7 @@ All keys of a store are in one slot of a cluster, so that a question is one scri
 on a cluster alike::
 
     store -> held
-          -> hits, bans, rows -> batch -> protocol -> line -> Redis -> lua/
+          -> hits, bans -> batch -> protocol -> line -> Redis -> lua/
                ^                                       |
                +------------- held, poll <-------------+
 
@@ -36,7 +36,7 @@ from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quo
 from ...core.memo import MANY, remember
 from ...core.passwords import AnyAddress, address_in
 from ...core.reservation import Reservation
-from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
+from ...core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, in_steps, running_loop
 from .bans import RedisBans
@@ -46,9 +46,9 @@ from .held import HeldAnswers, windows_of
 from .hits import ask
 from .line import open_line
 from .poll import Polled
-from .protocol import CHARGE, CLOSED, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime, store_error
+from .protocol import CHARGE, CLOSED, END, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime, store_error
 from .question import Question
-from .rows import RedisRows
+from .requests import concern_permits
 
 DEFAULT_MAX_WAITING: Final = 10_000
 DEFAULT_TIMEOUT: Final = "1s"
@@ -56,6 +56,8 @@ CLOSING_S: Final = 0.5
 """How long the store waits for an answer when it refunds leases at its end."""
 RESET_AT_ONCE: Final = 64
 """How many hashes of windows are reset in one request."""
+READ_AT_ONCE: Final = 32
+"""How many hashes of rows are read in one call, so that requests of clients are sent in between."""
 
 
 class RedisStore(Store):
@@ -105,10 +107,10 @@ class RedisStore(Store):
         create: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        found = address_in(client)
-        _check(found, prefix, max_bans, max_waiting)
+        address = address_in(client)
+        _check(address, prefix, max_bans, max_waiting)
         super().__init__()
-        given: Client = open_client(found) if isinstance(found, str) else found
+        user_client: Client = open_client(address) if isinstance(address, str) else address
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         time = StoreTime(clock)
         packing = Packing(prefix, time.unix_us, readable=readable)
@@ -122,7 +124,7 @@ class RedisStore(Store):
             time=time,
             held=held,
             polled=Polled(packing, time, held, self.observers.tell, begins=create),
-            open_line=partial(open_line, OwnClients(given, timeout_s), packing.meta, held.drop),
+            open_line=partial(open_line, OwnClients(user_client, timeout_s), packing.meta, held.drop),
             lease_us=permit_lease_us(permit_lease),
             max_waiting=max_waiting,
             leases=leases,
@@ -133,8 +135,8 @@ class RedisStore(Store):
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self._questions: dict[object, Question] = {}
-        self._named_by: bytes | None = None
-        self._is_named = False
+        self._secrets: set[bytes | None] = set()
+        """What the names of keys are made with: one, or none before there is a limiter."""
 
     def __repr__(self) -> str:
         return f"<RedisStore {quoted(self._prefix)}>"
@@ -163,15 +165,16 @@ class RedisStore(Store):
         Raises:
             ConfigurationError: Another limiter of this store has another secret.
         """
-        if self._is_named and by != self._named_by:
+        if by in self._secrets:
+            return
+        if self._secrets:
             raise ConfigurationError(
                 "secret: another limiter on this store has another secret, or none; give both the same, or each a "
                 "RedisStore of its own"
             )
-        if not self._is_named:
-            self._is_named, self._named_by = True, by
-            self.parts.packing.name_keys(by)
-            self._questions.clear()
+        self._secrets.add(by)
+        self.parts.packing.name_keys(by)
+        self._questions.clear()
 
     async def connect(self) -> None:
         """Connect the running event loop, and poll; if that fails, the first question tries it again."""
@@ -189,9 +192,9 @@ class RedisStore(Store):
         question = self._question(checks, subjects)
         held = self.parts.held
         if held.answers:
-            known = held.answer(question)
-            if known is not None:
-                return known
+            decision = held.answer(question)
+            if decision is not None:
+                return decision
         return ask(self.batcher(), HIT, question)
 
     def _question(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Question:
@@ -199,11 +202,11 @@ class RedisStore(Store):
 
         By identity, because clients could choose addresses with equal hashes. The question keeps the subjects alive.
         """
-        known = (id(subjects), *checks)
-        question = self._questions.get(known)
+        name = (id(subjects), *checks)
+        question = self._questions.get(name)
         if question is not None and question.subjects is subjects:
             return question
-        return remember(self._questions, known, Question(checks, subjects, leases=self.leases_units), MANY)
+        return remember(self._questions, name, Question(checks, subjects, leases=self.leases_units), MANY)
 
     def peek(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
@@ -213,9 +216,10 @@ class RedisStore(Store):
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
+        question = Question(checks, ())
         # A refusal in flight was decided without these units; and leases end.
-        self.parts.held.change([*windows_of(checks), *[key for _, key, _ in checks]])
-        return ask(self.batcher(), CHARGE, Question(checks, ()))
+        self.parts.held.change([*windows_of(checks), *question.refusing])
+        return ask(self.batcher(), CHARGE, question)
 
     def refund(
         self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S
@@ -229,7 +233,9 @@ class RedisStore(Store):
         holders, here = {one.holder for one in reservations}, self.batcher()
         for batcher in list(self._batchers.values()):
             if batcher.permits in holders and batcher is not here and batcher.loop.is_running():
-                return _refund_elsewhere(batcher, reservations)
+                # On the event loop that has the permits, which sends one call with permits after another.
+                there = asyncio.run_coroutine_threadsafe(_refund(batcher, reservations), batcher.loop)
+                return asyncio.wrap_future(there)
         return here.refund(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
@@ -262,12 +268,11 @@ class RedisStore(Store):
         """Return the windows of some checks. Changes nothing."""
         batcher = self.batcher()
         pack = partial(self.parts.packing.question, INSPECT, checks, (), batcher.permits)
-        has_permits = any(bucket.is_permit for bucket, _, _ in checks)
 
         def read(answer: list[bytes], now_us: int) -> Snapshot:
             return Snapshot(now_us, now_us, answer[1:])
 
-        return batcher.request(pack, read, has_permits=has_permits)
+        return batcher.request(pack, read, has_permits=concern_permits(checks))
 
     def permits_held(self) -> int:
         """Return the number of concurrency permits that requests of this process hold."""
@@ -314,11 +319,61 @@ def _check(client: object, prefix: object, max_bans: object, max_waiting: object
         )
 
 
-async def _refund_elsewhere(batcher: Batcher, reservations: Sequence[Reservation]) -> bool:
-    """Refund on the event loop that has the permits: it sends one call with permits after another."""
-    there = asyncio.run_coroutine_threadsafe(_refund(batcher, reservations), batcher.loop)
-    return await asyncio.wrap_future(there)
-
-
 async def _refund(batcher: Batcher, reservations: Sequence[Reservation]) -> bool:
     return await batcher.refund(reservations)
+
+
+class RedisRows(SharedRows):
+    """The rows that workers keep for each other: a hash for each kind and number, with a field for each worker.
+
+    A hash expires by its TTL; each row starts with the time at which it expires. The commands are in ``lua/bans.lua``.
+
+    Args:
+        batcher: Returns the batcher of the running event loop.
+        prefix: The start of the names of all rows.
+    """
+
+    def __init__(self, batcher: Callable[[], Batcher], prefix: bytes) -> None:
+        self._batcher = batcher
+        self._prefix = prefix
+
+    def time(self) -> Awaitable[int]:
+        """See `SharedRows`."""
+        return self._batcher().server_us()
+
+    def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None]:
+        """See `SharedRows`."""
+        name = self._name_of(row.kind, row.number)
+        args = b"write_row", worker, row.value, row.kept_us
+        return self._batcher().command((name,), *args, read=lambda answer, now_us: None)
+
+    def read(
+        self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Awaitable[list[ReadRow]]:
+        """See `SharedRows`."""
+        if first == last:  # as of most, in the same call as what is asked next
+            return self._read(kind, first)
+        return self._read_many(kind, first, last)
+
+    async def _read_many(self, kind: str, first: int, last: int) -> list[ReadRow]:
+        """Read the rows of several numbers, some in each call."""
+        found: list[ReadRow] = []
+        async for numbers in in_steps(range(first, last + 1), READ_AT_ONCE):
+            answers = [self._read(kind, number) for number in numbers]
+            for rows in await asyncio.gather(*answers):
+                found += rows
+        return found
+
+    def _read(self, kind: str, number: int) -> Awaitable[list[ReadRow]]:
+        """Read the rows of one number."""
+
+        def read(fields: list[bytes], now_us: int) -> list[ReadRow]:
+            workers, rows = fields[::2], fields[1::2]
+            return [(number, worker, row[END.size :]) for worker, row in zip(workers, rows, strict=True)]
+
+        name = self._name_of(kind, number)
+        return self._batcher().command((name,), b"read_rows", read=read)
+
+    def _name_of(self, kind: str, number: int) -> bytes:
+        """Return the name of the hash with the rows of a kind and a number."""
+        return b"%s%s:%d" % (self._prefix, kind.encode(), number)
