@@ -78,7 +78,8 @@ class DecisionRequest(Request):
         if not question.may_lease:
             return packed
         ahead = 0
-        if question.note_asked(monotonic_ns()):
+        question.note_asked(monotonic_ns())
+        if question.is_repeated:
             ahead = parts.held.ahead(question, self.batcher.refund_in_background)
         return Packed(packed.names, packed.request, (ahead,))
 

@@ -37,7 +37,7 @@ class Question:
 
     __slots__ = (
         "_asked_ns",
-        "_known",
+        "_remembered",
         "checks",
         "counts_denied",
         "has_permits",
@@ -55,8 +55,8 @@ class Question:
         self.has_permits = concern_permits(checks)
         is_free = not checks or not all(cost for _, _, cost in checks)
         self.may_lease = leases and not (self.counts_denied or self.has_permits or is_free)
-        self._known: tuple[Sequence[tuple[Ring, Terms]], Packed] | None = None
-        """The counters of the limits with the terms with which a hit is packed, and how; one for all threads."""
+        self._remembered: tuple[list[tuple[Ring, Terms]], Packed] | None = None
+        """The counters of the limits, with the terms with which a hit is packed, and how; one for all threads."""
         self._asked_ns = 0
         self.is_repeated = False
 
@@ -67,23 +67,19 @@ class Question:
             packing: Packs it.
             held: The permits of the worker that asks.
         """
-        known = self._known
-        if known is not None:
-            for counter, terms in known[0]:
-                if counter.terms is not terms:  # an operator has changed the amount
-                    break
-            else:
-                return known[1]
+        if self._remembered is not None:
+            terms, packed = self._remembered
+            if all([counter.terms is then for counter, then in terms]):  # else an operator has changed the amount
+                return packed
         limits = [limit for bucket, _, _ in self.checks for limit in bucket.limits]
         counters = [limit.counter for limit in limits if isinstance(limit, Limit)]
-        terms_now = [(counter, counter.terms) for counter in counters]
+        terms = [(counter, counter.terms) for counter in counters]
         packed = packing.question(LEASE if self.may_lease else HIT, self.checks, self.refusing, held)
         if len(counters) == len(limits):  # no quota, which depends on the time, and no permits
-            self._known = terms_now, packed
+            self._remembered = terms, packed
         return packed
 
-    def note_asked(self, now_ns: int) -> bool:
-        """Note that it is asked now (monotonic); return whether it was shortly before."""
+    def note_asked(self, now_ns: int) -> None:
+        """Note that it is asked now (monotonic)."""
         self.is_repeated = now_ns - self._asked_ns < _LATELY_NS
         self._asked_ns = now_ns
-        return self.is_repeated
