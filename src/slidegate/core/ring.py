@@ -33,21 +33,9 @@ longer than a window and a slice, however large the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from struct import Struct
 from typing import Final, TypeAlias, final
-
-from .packing import (
-    COUNT_BYTES,
-    ENTRY_BYTES,
-    HEAD_BYTES,
-    Head,
-    pack_counts,
-    pack_entry,
-    pack_head,
-    read_entries,
-    read_entry,
-    read_head,
-)
 
 NEVER: Final = -1
 """The wait of a cost that exceeds the limit."""
@@ -63,6 +51,24 @@ which `Ring.remove` finds them, and how long the request has to wait (0, microse
 Terms: TypeAlias = tuple[int, int, int]
 """The most units in a window, the length of a slice (1 for an exact limit), and how long units count after their
 moment; both in microseconds."""
+
+Head: TypeAlias = tuple[int, int, int, int]
+"""Total units, units of the newest entry, moments of the newest and of the oldest entry."""
+
+_HEAD: Final = Struct("<IIqq")
+_COUNTS: Final = Struct("<II")
+_ENTRY: Final = Struct("<qI")
+HEAD_BYTES: Final = 24
+COUNT_BYTES: Final = 8
+ENTRY_BYTES: Final = 12
+
+# Packing raises if a number does not fit: units beyond 32 bits, a moment beyond 63.
+read_head: Final[Callable[[bytes], Head]] = _HEAD.unpack_from
+pack_head: Final[Callable[[int, int, int, int], bytes]] = _HEAD.pack
+pack_counts: Final[Callable[[int, int], bytes]] = _COUNTS.pack
+pack_entry: Final[Callable[[int, int], bytes]] = _ENTRY.pack
+read_entry: Final[Callable[[bytes], tuple[int, int]]] = _ENTRY.unpack
+read_entries: Final[Callable[[bytes], Iterator[tuple[int, int]]]] = _ENTRY.iter_unpack
 
 _NOTHING: Final[Head] = (0, 0, -1, 2**61)
 """The head of an empty ring: its newest entry is older than any time, and its oldest one never leaves."""

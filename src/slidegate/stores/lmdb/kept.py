@@ -39,7 +39,7 @@ from lmdb.verify import VerifyError, verify
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
 from ...core.logs import Throttle
-from ...core.packing import read_head
+from ...core.ring import read_head
 from ...core.store import COMMAND_DEADLINE_S
 from ...core.stored import json_of
 from .gate import Turns, is_file_at, pause, try_flock
