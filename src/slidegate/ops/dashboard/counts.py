@@ -5,7 +5,7 @@ A template draws the curve, in steps from left to right, and percentages of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from math import ceil, floor, log10
 from typing import Final, NamedTuple
@@ -13,13 +13,14 @@ from typing import Final, NamedTuple
 from ...core import Ban
 from ...limiter import Action
 from ..slices import CLIENTS, STEPS
-from ..statistics import EVERY_S, Stats, Traffic
+from ..statistics import EVERY_S, Stats
 from ..stats_rows import Steps
 
 SERIES: Final = ("passed", "limited", "banned", "blocked")
 """The counts that are drawn, from the lowest to the highest; the class of the n-th is ``s`` and n."""
 _APART_S: Final = {"5m": 60, "1h": 900, "6h": 7_200, "24h": 21_600}
 """The distance of labels on the time axis, by window."""
+_UNITS: Final = {"second": 1, "minute": 60, "hour": 3_600}
 _TOPS: Final = (1, 2, 4, 6, 8, 10)
 """What the top of the axis of values may be, times a power of ten: half of it is a round number, too."""
 _KINDS: Final = {"ban": "ban", "override": "change", "restore": "change"}
@@ -109,64 +110,41 @@ def marks_of(history: Iterable[Action], bans: Iterable[Ban]) -> list[Mark]:
 def curve_of(counts: Counts, marks: Iterable[Mark]) -> Curve:
     """Return the curve of some counts, with what happened in their time."""
     step_s = counts.stats.step_us / 1_000_000
-    lengths_s = _lengths_s(counts, step_s)
-    rates = _stacked(counts.stats.steps, lengths_s)
+    rates = _stacked_rates(counts, step_s)
+    steps = len(rates[0])
     most = max(rates[-1], default=0)
-    unit, unit_s = _unit_of(most)
-    top = _top_of(most * unit_s)
-    lines: dict[str, str] = {}
+    # The first unit in which something happens once.
+    unit = next((name for name, unit_s in _UNITS.items() if most == 0 or most * unit_s >= 1), "hour")
+    most_in_unit = most * _UNITS[unit]
+    power = 10.0 ** floor(log10(most_in_unit or 1))
+    top = next(factor * power for factor in _TOPS if factor * power >= most_in_unit * 0.999999)
+    lines = {}
     for number in reversed(range(len(SERIES))):
         # A series without requests would hide the one below it.
         if number == 0 or rates[number] != rates[number - 1]:
-            lines[f"s{number}"] = _line([rate * unit_s / top for rate in rates[number]])
-    steps = len(lengths_s)
+            points = [
+                f"{step + 0.5} {100 - 100 * rate * _UNITS[unit] / top:.4g}" for step, rate in enumerate(rates[number])
+            ]
+            lines[f"s{number}"] = f"M{'L'.join(points)}h0"  # round ends make a dot of a lone value
     places = {(int((one.at - counts.start_at) // step_s), one.kind) for one in marks}
     marked = sorted((step, kind) for step, kind in places if 0 <= step < steps)
     return Curve(unit, top, steps, lines, marked, _ticks(counts, step_s * max(steps, 1)))
 
 
-def _lengths_s(counts: Counts, step_s: float) -> list[float]:
-    """Return for how long each step that is drawn was counted; the last one is still running.
-
-    Workers write every five seconds. A running step of five seconds is left out, because most of it is not written yet.
-    """
-    done = [step_s] * (len(counts.stats.steps) - 1)
-    if step_s == EVERY_S:
-        return done
-    running_s = counts.at - counts.start_at - sum(done)
-    return [*done, min(max(running_s, EVERY_S), step_s)]
-
-
-def _stacked(steps: Sequence[Traffic], lengths_s: Sequence[float]) -> list[list[float]]:
+def _stacked_rates(counts: Counts, step_s: float) -> list[list[float]]:
     """Return the rates of each series by step, on top of those before it."""
-    lines = []
-    below = [0.0] * len(lengths_s)
+    steps = counts.stats.steps
+    # Workers write every five seconds: most of a running step of five seconds is not written yet.
+    if step_s == EVERY_S:
+        steps = steps[:-1]
+    rates = []
+    sums = [0.0] * len(steps)
     for count in SERIES:
-        for place, length_s in enumerate(lengths_s):
-            below[place] += getattr(steps[place], count) / length_s
-        lines.append([*below])
-    return lines
-
-
-def _unit_of(rate: float) -> tuple[str, int]:
-    """Return the first unit in which something happens once, with its seconds."""
-    if not rate or rate >= 1:
-        return "second", 1
-    if rate >= 1 / 60:
-        return "minute", 60
-    return "hour", 3_600
-
-
-def _top_of(rate: float) -> float:
-    """Return the top of an axis that reaches a rate."""
-    power = 10.0 ** floor(log10(rate or 1))
-    return next(factor * power for factor in _TOPS if factor * power >= rate * 0.999999)
-
-
-def _line(shares: Iterable[float]) -> str:
-    """Return the path of a series, given the shares of the axis that its values have."""
-    points = [f"{step + 0.5} {100 - 100 * share:.4g}" for step, share in enumerate(shares)]
-    return f"M{'L'.join(points)}h0"  # a lone value is a line of no length, which round ends make a dot
+        for place, step in enumerate(steps):
+            since_s = counts.at - counts.start_at - place * step_s
+            sums[place] += getattr(step, count) / min(max(since_s, EVERY_S), step_s)  # the last step still runs
+        rates.append([*sums])
+    return rates
 
 
 def _ticks(counts: Counts, whole_s: float) -> list[Tick]:

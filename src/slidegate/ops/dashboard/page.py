@@ -148,7 +148,11 @@ class Page:
         fields = _fields_of(form)
         try:
             if action == "find":
-                return _go(path, key=self._key_in(fields))
+                check_key(fields.get("key", ""))
+                key = key_of(fields["key"], fields.get("value"))
+                if not isinstance(key, str):  # of a value, which may be secret
+                    key = self._service.limiter.key_for(key)
+                return _go(path, key=key)
             changed = await self._api.call(*_OPERATIONS[action], fields, by)
         except (HTTPException, ConfigurationError, StoreError) as error:
             problem = problem_of(error)
@@ -159,19 +163,6 @@ class Page:
         if "key" in changed:
             return _go(path, key=changed["key"], done=action)
         return _go(path, done=action)
-
-    def _key_in(self, fields: Mapping[str, str]) -> str:
-        """Return the key that a form names, as it was typed; a value that may be secret as its digest.
-
-        Raises:
-            ConfigurationError: It is no key.
-        """
-        typed = fields.get("key", "")
-        check_key(typed)
-        key = key_of(typed, fields.get("value"))
-        if isinstance(key, str):
-            return key
-        return self._service.limiter.key_for(key)
 
 
 def _fields_of(form: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ..kinds import ADDRESS, EVERYONE
 from ..published_rules import limit_rows, limits_by_rule, rule_rows, shadow_rules, unread_of
@@ -25,29 +25,13 @@ NO_EVENTS: Final = ("refused", "shadow_refused")
 _OF_CLIENTS: Final = ("", ADDRESS, EVERYONE)
 """The kinds of keys of rules whose requests are counted by client; all others are counted by key."""
 _COUNTS: Final = ("passed", "limited", "refused", "shadow_refused", "exceptions", "p50_us", "p95_us")
-_BY_COUNTS: Final = tuple(f"traffic.{name}" for name in _COUNTS)
-_TEXTS: Final = ("name", "key", "reason", "by")
-"""The columns of texts; all others are numbers."""
+"""The columns of rules and routes that are numbers."""
+_TEXTS: Final = ("key", "reason", "by")
+"""The columns of clients and bans that are texts; all others are numbers."""
 
 Query: TypeAlias = Mapping[str, str]
 Variables: TypeAlias = dict[str, Any]
 T = TypeVar("T")
-
-
-class Part(NamedTuple):
-    """The counts of one rule or route.
-
-    Attributes:
-        name: Its name.
-        traffic: Its counts.
-        limits: The limits of the rule in force.
-        is_shadow: Whether it reports only.
-    """
-
-    name: str
-    traffic: Traffic
-    limits: str = ""
-    is_shadow: bool = False
 
 
 # -- now: who was refused, and what was counted ------------------------------------------------------------------------
@@ -56,15 +40,21 @@ class Part(NamedTuple):
 async def now(service: Service, query: Query) -> Variables:
     """Return who was refused in the last five minutes, and what was counted by rules and routes."""
     (line, refusals), counted = await together(service.incident(), _counted(service, query))
-    stats = counted["counts"].stats
-    routes = [Part(name, traffic) for name, traffic in stats.routes.items() if _is_sought(name, query)]
+    stats, limits = counted["counts"].stats, service.limiter.limits()
+    # Those of other workers show in their counts.
+    shadows = shadow_rules(limits) | {name for name, traffic in stats.rules.items() if traffic.shadow_refused}
+    rules = {**dict.fromkeys(shadows, Traffic()), **stats.rules}
+    if query.get("only") == "shadow":
+        rules = {name: rules[name] for name in shadows}
     return {
         **counted,
         "line": line,
         "refusals": refusals,
         "is_alone": service.limiter.store.shared_rows is None,
-        "rules": _rules(stats.rules, service.limiter.limits(), query),
-        "routes": _ordered(routes, query, "name", _BY_COUNTS),
+        "rules": _ordered_counts(rules, query),
+        "limits": limits_by_rule(limits),
+        "shadows": shadows,
+        "routes": _ordered_counts(stats.routes, query),
     }
 
 
@@ -75,16 +65,13 @@ async def _counted(service: Service, query: Query, rule: str = "", route: str = 
     return {"counts": counts, "curve": curve_of(counts, marks_of(history, bans.newest))}
 
 
-def _rules(counts: Mapping[str, Traffic], limits: Iterable[Any], query: Query) -> list[Part]:
-    """Return the rules that have counted, and all shadow rules; with ``only=shadow`` these alone."""
-    shadows, texts = shadow_rules(limits), limits_by_rule(limits)
-    parts = []
-    for name in {*counts, *shadows}:
-        traffic = counts.get(name) or Traffic()
-        is_shadow = name in shadows or traffic.shadow_refused > 0
-        if _is_sought(name, query) and (is_shadow or query.get("only") != "shadow"):
-            parts.append(Part(name, traffic, texts.get(name, ""), is_shadow))
-    return _ordered(parts, query, "name", _BY_COUNTS)
+def _ordered_counts(counts: Mapping[str, Traffic], query: Query) -> list[tuple[str, Traffic]]:
+    """Return the counts of rules or routes whose names contain the query's text, in its order."""
+    rows = [(name, counts[name]) for name in sorted(counts) if _is_sought(name, query)]
+    column = query.get("sort", "")
+    if column in _COUNTS:
+        rows.sort(key=lambda row: getattr(row[1], column) or 0, reverse=True)
+    return rows
 
 
 # -- a rule or a route by itself ---------------------------------------------------------------------------------------
@@ -154,13 +141,13 @@ async def _ranked(service: Service, ranking: Ranking, bans: Bans, query: Query) 
         listed = [one for one in listed if one.refused]
     banned = await service.banned(listed, bans)
     rows = [row_of(one, one.key in banned) for one in listed]
-    return _ordered(rows, query, "requests", ("key", "refused"))
+    return _ordered(rows, query, ("requests", "refused", "key"))
 
 
 async def bans(service: Service, query: Query) -> Variables:
     """Return the bans, what operators have done, and events."""
     found, history, events = await together(service.bans(query.get("q", "")), service.history(), service.events())
-    rows = _ordered(found.newest, query, "since_us", ("key", "reason", "by", "level", "until_us"))
+    rows = _ordered(found.newest, query, ("since_us", "until_us", "level", "key", "reason", "by"))
     listed = [one for one in events if one.kind not in NO_EVENTS]
     return {"bans": found, "rows": rows[:MAX_ROWS], "history": history, "events": grouped(listed)[:MAX_ROWS]}
 
@@ -192,11 +179,11 @@ def _is_sought(name: str, query: Query) -> bool:
     return query.get("q", "").casefold() in name.casefold()
 
 
-def _ordered(rows: Iterable[T], query: Query, by: str, columns: Sequence[str] = ()) -> list[T]:
-    """Return rows sorted by the column that the query names, if it is one of some: texts upwards, numbers downwards."""
-    column = query.get("sort", by)
+def _ordered(rows: Iterable[T], query: Query, columns: Sequence[str]) -> list[T]:
+    """Return rows by the column that the query names, else by the first of some: texts upwards, numbers downwards."""
+    column = query.get("sort", "")
     if column not in columns:
-        column = by
+        column = columns[0]
     if column in _TEXTS:
         return sorted(rows, key=attrgetter(column))
-    return sorted(rows, key=lambda row: attrgetter(column)(row) or 0, reverse=True)
+    return sorted(rows, key=lambda row: getattr(row, column) or 0, reverse=True)
