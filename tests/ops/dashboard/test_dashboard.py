@@ -429,7 +429,7 @@ shared_site = cache(Site)
 @given(
     st.sampled_from(VIEWS),
     st.sampled_from(["ban", "unban", "change", "restore", "find"]),
-    st.dictionaries(st.sampled_from([*NAMES, "kind"]), VALUES, max_size=4),
+    st.dictionaries(st.sampled_from([*NAMES, "kind", "source"]), VALUES, max_size=4),
 )
 async def test_whatever_a_form_has_it_leads_on_or_says_why_not(view: str, do: str, fields: dict[str, str]) -> None:
     answer = await shared_site().submit(view, do=do, **fields)

@@ -152,7 +152,7 @@ class Api:
         """Return the newest 1,000 bans that contain a text, and how many there are."""
         found = await self._service.bans(q)
         bans = [row_of_ban(ban) for ban in found.newest]
-        return {"bans": bans, "matching": found.matching, "total": found.total}
+        return {"bans": bans, "matching": found.matching, "total": len(found.all)}
 
     async def read_limits(self) -> dict[str, Any]:
         """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""

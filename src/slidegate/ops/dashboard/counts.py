@@ -12,9 +12,7 @@ from typing import Final, NamedTuple
 
 from ...core import Ban
 from ...limiter import Action
-from ..slices import CLIENTS, STEPS
 from ..statistics import EVERY_S, Stats
-from ..stats_rows import Steps
 
 SERIES: Final = ("passed", "limited", "banned", "blocked")
 """The counts that are drawn, from the lowest to the highest; the class of the n-th is ``s`` and n."""
@@ -92,13 +90,6 @@ class Curve(NamedTuple):
     lines: dict[str, str]
     marks: list[tuple[int, str]]
     ticks: list[Tick]
-
-
-def steps_of_clients(steps: Steps, now_us: int) -> Steps:
-    """Return the slices of the time for which clients are counted: the running minute and the four before it."""
-    client_us, kept = STEPS[CLIENTS]
-    first_us = max(now_us // client_us - kept + 1, 0) * client_us
-    return steps._replace(number=now_us // steps.step_us - first_us // steps.step_us + 1)
 
 
 def marks_of(history: Iterable[Action], bans: Iterable[Ban]) -> list[Mark]:

@@ -111,7 +111,7 @@ class Page:
         clients, bans, changes = await together(service.clients(), service.bans(), service.overrides())
         return {
             "clients": (len(clients.refused), "refused"),
-            "bans": (bans.total, "active"),
+            "bans": (len(bans.all), "active"),
             "configuration": (len(service.findings()) + len(changes), "findings and changes"),
         }
 
@@ -166,13 +166,14 @@ class Page:
 
 
 def _fields_of(form: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of an operation, given those of a form: it names the key by a kind, a name and a value."""
-    fields = {name: value for name, value in form.items() if value and name not in ("do", "kind")}
-    if form.get("kind"):
-        fields["key"] = f"{form['kind']}:{fields.pop('name', '')}"
-    elif "value" in form:
-        fields["key"] = fields.pop("value", "")
-        fields.pop("name", None)
+    """Return the fields of an operation, given those of a form, which may name a key by kind, source and value."""
+    fields = dict(form)
+    del fields["do"]
+    kind, source = fields.pop("kind", ""), fields.pop("source", "")
+    if kind:
+        fields["key"] = f"{kind}:{source}"
+    elif "value" in fields:
+        fields["key"] = fields.pop("value")
     return fields
 
 

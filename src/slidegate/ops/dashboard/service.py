@@ -22,10 +22,10 @@ from ...core.errors import quoted
 from ...limiter import Action, Override, Publication, keys_refusing
 from ..explain import MOST_EVENTS, Answers, Facts, facts_in
 from ..rows import key_of
-from ..slices import CLIENTS, KEYS
+from ..slices import CLIENTS, KEYS, STEPS
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..stats_rows import read_events, read_ranking, read_stats, steps_of
-from .counts import Counts, steps_of_clients
+from .counts import Counts
 from .line import MEANWHILE, Line, Refusals, kinds_of, line_of, refusals_of, row_of, stands_for
 from .texts import span
 
@@ -35,7 +35,6 @@ MAX_CLIENTS: Final = 1_000
 """How many of the busiest clients, and of those that are refused most, are read."""
 MAX_BANS: Final = 1_000
 BANS_AT_ONCE: Final = 1_000
-MAX_EVENTS: Final = 500
 MAX_ANSWERS: Final = 64
 EVERY_S: Final = 2.0
 """How long an answer is used, or four times as long as it took, if that is longer."""
@@ -72,11 +71,6 @@ class Bans(NamedTuple):
     by_key: Mapping[str, Ban]
     newest: Sequence[Ban]
     matching: int
-
-    @property
-    def total(self) -> int:
-        """How many there are."""
-        return len(self.all)
 
     def refusing(self, limiter: Limiter, key: Any) -> Ban | None:
         """Return the longest of those that refuse a key; None for none."""
@@ -175,8 +169,10 @@ class Service:
 
     async def _read_counts(self, now_us: int, window: str, rule: str, route: str) -> Counts:
         steps = steps_of(window)
-        if window == WINDOW:
-            steps = steps_of_clients(steps, now_us)
+        if window == WINDOW:  # the time for which clients are counted: the running minute and the four before it
+            client_us, kept = STEPS[CLIENTS]
+            first_us = max(now_us // client_us - kept + 1, 0) * client_us
+            steps = steps._replace(number=now_us // steps.step_us - first_us // steps.step_us + 1)
         stats = await read_stats(self.limiter, steps, rule or None, route or None, now_us)
         at = time()
         return Counts(window, stats, at - (now_us - stats.start_us) / 1_000_000, at)
@@ -238,7 +234,7 @@ class Service:
         if isinstance(key, str) and self.limiter.middlewares:
             counted = self.limiter.middlewares[0].client.truncated(key)
         published, overrides, bans, events, *rankings = await together(
-            self.published(), self.overrides(), self.bans(), self._events(), self.clients(), self.keys()
+            self.published(), self.overrides(), self.bans(), self.events(), self.clients(), self.keys()
         )
         answers = Answers(published, overrides, in_steps(bans.all), events, rankings)
         facts = await facts_in(answers, self.limiter, key)
@@ -283,9 +279,6 @@ class Service:
 
     async def events(self) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first."""
-        return (await self._events())[:MAX_EVENTS]
-
-    async def _events(self) -> list[LoggedEvent]:
         await self.written()
         return await self._shared(partial(read_events, self.limiter, MOST_EVENTS), "events")
 
