@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
@@ -83,13 +83,11 @@ class Api:
         operation = self.operations[name][method]
         parameters = dict(signature(operation).parameters)
         parameters.pop("by", None)
-        for field in fields:
+        missing = [name for name, one in parameters.items() if one.default is one.empty and name not in fields]
+        for field, value in {**fields, **dict.fromkeys(missing)}.items():
             if field not in parameters:
                 raise ConfigurationError(f"there is no field {quoted(field)}{closest(field, parameters)}")
-        for field, parameter in parameters.items():
-            if field not in fields and parameter.default is not Parameter.empty:
-                continue
-            if not isinstance(fields.get(field), str):
+            if not isinstance(value, str):
                 raise ConfigurationError("expected text", field)
         if method == "GET":
             return await operation(**fields)
@@ -160,10 +158,8 @@ class Api:
         changes = {one.name: row_of_change(one) for one in overrides}
         rows = []
         for row in limit_rows(self._limiter, overrides):
-            fields = row._asdict()
-            if row.change is not None:
-                fields["change"] = changes[row.name]
-            rows.append(fields)
+            change = row.change and changes[row.name]
+            rows.append({**row._asdict(), "change": change})
         return {"limits": rows, "off": changes.get("*")}
 
     async def read_history(self) -> dict[str, Any]:

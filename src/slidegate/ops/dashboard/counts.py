@@ -21,8 +21,7 @@ _APART_S: Final = {"5m": 60, "1h": 900, "6h": 7_200, "24h": 21_600}
 _UNITS: Final = {"second": 1, "minute": 60, "hour": 3_600}
 _TOPS: Final = (1, 2, 4, 6, 8, 10)
 """What the top of the axis of values may be, times a power of ten: half of it is a round number, too."""
-_KINDS: Final = {"ban": "ban", "override": "change", "restore": "change"}
-"""The marks of what operators do."""
+_CHANGES: Final = ("override", "restore")
 
 
 class Counts(NamedTuple):
@@ -93,9 +92,10 @@ class Curve(NamedTuple):
 
 
 def marks_of(history: Iterable[Action], bans: Iterable[Ban]) -> list[Mark]:
-    """Return when operators banned somebody or changed a limit, and when the bans of policies began."""
-    marks = [Mark(one.at_us / 1_000_000, _KINDS[one.kind]) for one in history if one.kind in _KINDS]
-    return marks + [Mark(ban.since_us / 1_000_000, "ban") for ban in bans if ban.level]
+    """Return when the bans in force began, and when operators changed a limit."""
+    marks = [Mark(ban.since_us / 1_000_000, "ban") for ban in bans]
+    changes = [Mark(one.at_us / 1_000_000, "change") for one in history if one.kind in _CHANGES]
+    return marks + changes
 
 
 def curve_of(counts: Counts, marks: Iterable[Mark]) -> Curve:

@@ -105,15 +105,12 @@ class Page:
             return self._draw("away", status, variables, view={"line": line}, tabs={})
         return self._draw(name, status, variables, view=view, tabs=tabs, notice=notice)
 
-    async def _tab_numbers(self) -> dict[str, tuple[int, str]]:
-        """Return the numbers beside the names of views, and of what they are."""
+    async def _tab_numbers(self) -> dict[str, int]:
+        """Return the numbers beside the names of views: of refused clients, of bans, of findings and changes."""
         service = self._service
         clients, bans, changes = await together(service.clients(), service.bans(), service.overrides())
-        return {
-            "clients": (len(clients.refused), "refused"),
-            "bans": (len(bans.all), "active"),
-            "configuration": (len(service.findings()) + len(changes), "findings and changes"),
-        }
+        findings = len(service.findings()) + len(changes)
+        return {"clients": len(clients.refused), "bans": len(bans.all), "configuration": findings}
 
     async def _notice(self, query: Query) -> str:
         """Return what is said after a change, given what to show; empty if there was none."""

@@ -20,10 +20,8 @@ _LATE: Final = "store_late"
 _UTC: Final = re.compile("([0-9]{4}-[01][0-9]-[0-3][0-9])T([0-2][0-9]:[0-5][0-9]:[0-5][0-9])Z")
 
 
-def count(value: float | None) -> str:
+def count(value: float) -> str:
     """Return a whole number with separators."""
-    if value is None:
-        return NOTHING
     return f"{value:,.0f}"
 
 
@@ -61,18 +59,14 @@ def ms(value_us: float | None) -> str:
     return f"{_digits(value_us / 1_000)} ms"
 
 
-def span(seconds: float | None) -> str:
+def span(seconds: float) -> str:
     """Return a length of time in its two largest units."""
-    if seconds is None:
-        return NOTHING
     return span_of(max(seconds, 0))
 
 
-def moment(at: float | datetime) -> Markup:
+def moment(unix_us: int) -> Markup:
     """Return a time in UTC; the page's script shows it in the reader's time zone."""
-    when = at
-    if not isinstance(when, datetime):
-        when = datetime.fromtimestamp(when, UTC)
+    when = datetime.fromtimestamp(unix_us / 1_000_000, UTC)
     return Markup(f'<time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">{when:%Y-%m-%d %H:%M:%S}</time>')
 
 

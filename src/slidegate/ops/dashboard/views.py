@@ -134,11 +134,9 @@ async def clients(service: Service, query: Query) -> Variables:
 
 
 async def _ranked(service: Service, ranking: Ranking, bans: Bans, query: Query) -> list[ClientRow]:
-    """Return the busiest and the most refused in the query's order; by refusals, only those that were refused."""
+    """Return the busiest and the most refused in the query's order."""
     first = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS])
     listed = [one for one in first.each() if _is_sought(one.key, query)]
-    if query.get("sort") == "refused":
-        listed = [one for one in listed if one.refused]
     banned = await service.banned(listed, bans)
     rows = [row_of(one, one.key in banned) for one in listed]
     return _ordered(rows, query, ("requests", "refused", "key"))
