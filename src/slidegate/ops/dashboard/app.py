@@ -249,9 +249,7 @@ def path_below(scope: Scope) -> str:
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     if not _raw_path(scope).endswith("/"):
         path = path.removesuffix("/")  # which Litestar has added
-    if path == root or path.startswith(f"{root}/"):
-        return path[len(root) :]
-    return path
+    return path.removeprefix(root)
 
 
 def _raw_path(scope: Scope) -> str:

@@ -8,10 +8,11 @@ What is read for one answer is asked at the same time, and never for one client 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from time import monotonic, time
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -40,7 +41,6 @@ EVERY_S: Final = 2.0
 """How long an answer is used, or four times as long as it took, if that is longer."""
 
 T = TypeVar("T")
-Ask: TypeAlias = Callable[[], Awaitable[T]]
 
 
 class Client(NamedTuple):
@@ -82,28 +82,19 @@ def _end_of(ban: Ban) -> float:
     return ban.until_us or inf
 
 
+@dataclass
 class _Answer:
-    """An answer, or the failure of the store, that viewers share while it is fresh."""
+    """An answer, or the failure of the store, that viewers share while it is fresh.
 
-    def __init__(self) -> None:
-        self._lock = anyio.Lock()
-        self._value: Any = None
-        self._until_s = 0.0
+    Attributes:
+        lock: Held by who asks.
+        value: The answer, or the failure.
+        until_s: Until when it is fresh, by the monotonic clock.
+    """
 
-    async def get(self, ask: Ask[T]) -> T:
-        async with self._lock:
-            began_s = monotonic()
-            if began_s >= self._until_s:
-                try:
-                    self._value = await ask()
-                except StoreError as error:
-                    self._value = error
-                now_s = monotonic()
-                self._until_s = now_s + max(EVERY_S, 4 * (now_s - began_s))
-        if isinstance(self._value, StoreError):
-            raise self._value.with_traceback(None)  # it is raised for each viewer
-        value: T = self._value
-        return value
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    value: Any = None
+    until_s: float = 0.0
 
 
 async def together(*questions: Awaitable[Any]) -> list[Any]:
@@ -137,11 +128,24 @@ class Service:
         self._statistics = Statistics.of(limiter)
         self._answers: dict[tuple[str, ...], _Answer] = {}
 
-    async def _shared(self, ask: Ask[T], *name: str) -> T:
+    async def _shared(self, ask: Callable[[], Awaitable[T]], *name: str) -> T:
         """Return an answer that viewers share, by its name and fields."""
         if name not in self._answers and len(self._answers) >= MAX_ANSWERS:
             self._answers.clear()
-        return await self._answers.setdefault(name, _Answer()).get(ask)
+        answer = self._answers.setdefault(name, _Answer())
+        async with answer.lock:
+            began_s = monotonic()
+            if began_s >= answer.until_s:
+                try:
+                    answer.value = await ask()
+                except StoreError as error:
+                    answer.value = error
+                now_s = monotonic()
+                answer.until_s = now_s + max(EVERY_S, 4 * (now_s - began_s))
+        if isinstance(answer.value, StoreError):
+            raise answer.value.with_traceback(None)  # it is raised for each viewer
+        value: T = answer.value
+        return value
 
     def forget(self) -> None:
         """Read again for the next viewer, after a change; what is being read is not for that viewer."""
@@ -298,7 +302,7 @@ async def _newest_with(text: str, bans: Sequence[Ban]) -> tuple[list[Ban], int]:
     matching = 0
     for first in range(0, len(bans), BANS_AT_ONCE):
         for ban in bans[first : first + BANS_AT_ONCE]:
-            if any(sought in field.casefold() for field in (ban.key, ban.reason, ban.by)):
+            if any(sought in part.casefold() for part in (ban.key, ban.reason, ban.by)):
                 newest.append(ban)
                 matching += 1
         # At each step, so that none grows with their number.
