@@ -30,10 +30,8 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
     client_ip,
-    cookie,
     everyone,
     header,
-    user,
 )
 from slidegate.ops.explain import Facts, facts_of
 from slidegate.ops.facts import EVERY, Does, Fact
@@ -47,7 +45,6 @@ from .shared_rows import START_US, SharedRows
 
 CLIENT, NEIGHBOUR, STRANGER = "203.0.113.7", "203.0.200.1", "198.51.100.1"
 VALUE = "k123"
-LONG_HEADER = header("X-Internal-Service-Account-Id")
 
 
 @RateLimit("2/minute")
@@ -134,6 +131,7 @@ DEEDS: dict[str, Callable[[Limiter], Any]] = {
     "bans its network": lambda limiter: limiter.ban("203.0.113.0/24", "1h"),
     "bans a neighbour": lambda limiter: limiter.ban(NEIGHBOUR, "1h"),
     "bans a value": lambda limiter: limiter.ban(header("X-API-Key").of(VALUE), "1h"),
+    "bans everyone": lambda limiter: limiter.ban("everyone", "1h"),
     "bans a wide network": lambda limiter: limiter.ban("203.0.0.0/16", "1h"),
     "lowers": lambda limiter: limiter.override("all", "1/minute", "1h", by="ann"),
     "raises": lambda limiter: limiter.override("all", "90/minute", "1h", by="ann"),
@@ -252,6 +250,7 @@ def check(found: Facts, request: Request, passed: bool) -> None:
 @example([(["keyed"], [])], [Request(times=3)], [Request(fields=("x-api-key",))], False)
 @example([(["all"], ["bans by key"])], ["bans a value"], [Request(fields=("x-api-key",))], False)
 @example([(["closed"], ["allowed"])], ["bans it"], PROBES, False)
+@example([(["service"], [])], ["bans everyone"], [Request()], False)
 @example([(["costly"], [])], [Request(times=2)], [Request()], False)
 @example([(["free"], [])], [Request("GET", "/limited", times=3)], [Request("GET", "/limited")], False)
 @example([(["health", "all"], ["bans", "networks"])], [Request(times=6)], [Request("GET", "/health")], False)
@@ -466,24 +465,3 @@ async def test_the_ban_of_an_operator_refuses_its_addresses_and_may_where_nobody
         assert [(row.does, row.note) for row in found.rows if row.what == "ban"] == [
             (Does.MAY_REFUSE, "scan, if its address is one of this operator")
         ]
-
-
-KEYS: dict[str, tuple[Any, Any]] = {
-    "a user": (user, "user:ann"),
-    "a user with a sign": (user, "user:ann#1"),
-    "a user with a long name": (user, f"user:{'x' * 70}"),
-    "a header": (header("X-API-Key"), header("X-API-Key").of(VALUE)),
-    "a header with a long name": (LONG_HEADER, LONG_HEADER.of(VALUE)),
-    "a cookie with a sign": (cookie("a#b"), cookie("a#b").of(VALUE)),
-}
-
-
-@pytest.mark.parametrize("case", KEYS)
-async def test_the_ban_of_a_key_is_a_row_whatever_is_in_its_name(case: str) -> None:
-    reads, key = KEYS[case]
-    limiter = Limiter(MemoryStore())
-    app = RateLimitMiddleware(page, limiter=limiter, rules=[Rule("*", "5/minute", key=reads)])
-    await limiter.ban(key, "1h")
-    row = (await facts_of(limiter, key)).refused_by
-    assert row is not None, app
-    assert row.what == "ban"

@@ -96,7 +96,7 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     """
     reader = FactsOfRules(Subject(limiter, key))
     published = answers.published
-    rules = [rule for one in published for rule in one.text.rules]
+    rules = [rule for publication in published for rule in publication.text.rules]
     keys = {reader.subject.key, *(reader.subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
     refusals: list[LoggedEvent] | None = None
     if answers.events is not None:
@@ -106,24 +106,25 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
             reader.amounts.setdefault((event.details["key"], event.details["rule"]), event.details.get("limit", ""))
     else:
         reader.leave_out("refusals, as no worker has written statistics within five minutes")
-    overrides = {one.name: one for one in answers.overrides}
+    overrides = {override.name: override for override in answers.overrides}
     for rule in rules:
         change = overrides.get(rule.name)
         if change is not None and rule.named().takes(change.limit):
             reader.changed[rule] = change.limit
     reader.operators = [*filter(is_operator, keys_refusing(limiter, key))]
-    reader.bans = [ban async for ban in answers.bans if ban.key in keys or reader.subject.may_be_banned(ban)]
+    banned = {*keys, EVERYONE}
+    reader.bans = [ban async for ban in answers.bans if ban.key in banned or reader.subject.may_be_banned(ban)]
     now_us = await _read_windows(limiter, reader, rules)
     rows: dict[Fact, int] = {}
     if not published:  # its bans are known
         rows = dict.fromkeys(reader.rows_of(()), 0)
-    for one in published:
-        if not one.is_readable:
-            reader.leave_out("rules of another version", f"{one.workers} workers")
+    for publication in published:
+        if not publication.is_readable:
+            reader.leave_out("rules of another version", f"{publication.workers} workers")
             continue
-        for row in dict.fromkeys(reader.rows_of(one.text.rules)):
-            rows[row] = rows.get(row, 0) + one.workers
-    workers = sum(one.workers for one in published)
+        for row in dict.fromkeys(reader.rows_of(publication.text.rules)):
+            rows[row] = rows.get(row, 0) + publication.workers
+    workers = sum(publication.workers for publication in published)
     of_some = [_of_workers(row, having, workers) for row, having in rows.items()]
     return Facts(reader.subject.key, now_us, workers, overrides.get("*"), of_some, refusals, reader.left_out())
 
@@ -137,20 +138,20 @@ def _of_workers(row: Fact, having: int, workers: int) -> Fact:
 
 def _amounts_in(rankings: Iterable[Ranking], keys: Collection[str]) -> dict[tuple[str, str], str]:
     """Return the limits that recent decisions about some keys had in force, by key and rule."""
-    found: dict[tuple[str, str], str] = {}
+    amounts: dict[tuple[str, str], str] = {}
     for ranking in rankings:
-        for one in ranking.each():
-            if one.key in keys:
-                found |= {(one.key, rule): limits for rule, limits in one.amounts.items()}
-    return found
+        for client in ranking.each():
+            if client.key in keys:
+                amounts |= {(client.key, rule): limits for rule, limits in client.amounts.items()}
+    return amounts
 
 
 def _refusals_in(events: Iterable[LoggedEvent], keys: Collection[str]) -> list[LoggedEvent]:
-    found: list[LoggedEvent] = []
+    refusals: list[LoggedEvent] = []
     for event in events:
         if event.kind == "refused" and any(event.details.get(who) in keys for who in WHO):
-            found.append(event)
-    return found[:MOST_REFUSALS]
+            refusals.append(event)
+    return refusals[:MOST_REFUSALS]
 
 
 async def _read_windows(limiter: Limiter, reader: FactsOfRules, rules: Sequence[PublishedRule]) -> int:

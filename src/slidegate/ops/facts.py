@@ -111,13 +111,13 @@ class FactsOfRules:
 
     def left_out(self) -> list[str]:
         """Return what could not be read, in words."""
-        found: list[str] = []
+        texts: list[str] = []
         for what, whose in self._left_out.items():
             names = [name for name in whose if name]
             if names:
                 what += f" ({listed(names)})"
-            found.append(what)
-        return found
+            texts.append(what)
+        return texts
 
     def places_of(self, rule: PublishedRule) -> list[Place]:
         """Return the windows in which a rule counts the key; none if by another one, or if they are not known."""
@@ -297,13 +297,13 @@ def _does(rule: PublishedRule, window: LimitState) -> tuple[Does, str]:
 def _below(above: Sequence[Fact], row: Fact) -> Fact:
     """Return a row with what the rows above it let pass."""
     unless: list[str] = []
-    for one in above:
-        if not _may_meet(one.requests, row.requests):
+    for higher in above:
+        if not _may_meet(higher.requests, row.requests):
             continue
-        is_certain = not one.note  # its note says on what it depends
-        if is_certain and (one.requests.startswith(EVERY) or one.requests == row.requests):
-            return replace(row, does=Does.NOT_REACHED, note=f"{one.by} passes above")
-        unless.append(one.by)
+        is_certain = not higher.note  # its note says on what it depends
+        if is_certain and (higher.requests.startswith(EVERY) or higher.requests == row.requests):
+            return replace(row, does=Does.NOT_REACHED, note=f"{higher.by} passes above")
+        unless.append(higher.by)
     if not unless or row.does is not Does.REFUSES:
         return row
     return replace(row, note=joined(row.note, f"unless {' or '.join(unless)} lets it pass"))

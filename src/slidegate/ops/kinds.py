@@ -85,7 +85,9 @@ class Subject:
 
     def __init__(self, limiter: Limiter, key: Any) -> None:
         self.key = limiter.key_for(key)
-        self._typed = key if isinstance(key, str) else self.key
+        self._typed = self.key
+        if isinstance(key, str):
+            self._typed = key
         self.addresses = network_of(self._typed)
 
     def counted_by(self, rule: PublishedRule) -> tuple[str, str]:
@@ -148,7 +150,7 @@ def _truncated(key: str, rule: PublishedRule) -> str:
 
 def ranges_in(text: str) -> Iterator[AddressRange]:
     """Yield the ranges of a list as they are published: ``4:cb007100-cb0071ff``."""
-    for one in text.split():
-        version, _, span = one.partition(":")
+    for written in text.split():
+        version, _, span = written.partition(":")
         first, _, last = span.partition("-")
         yield int(version), int(first, 16), int(last, 16)

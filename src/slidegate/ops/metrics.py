@@ -71,7 +71,9 @@ COUNTERS: Final = (RULE_REQUESTS, REFUSALS, BANS, FAILURES)
 
 def _permits_held(limiter: Limiter) -> int | None:
     store = limiter.store
-    return store.permits_held() if isinstance(store, CountsPermits) else None
+    if isinstance(store, CountsPermits):
+        return store.permits_held()
+    return None
 
 
 _PERMITS: Final = "Permits of concurrency limits in use."
@@ -140,11 +142,11 @@ class LimiterMetrics(Observer):
                 before, self._failures = self._failures, self._limiter.failures
                 self._adder(FAILURES)(self._failures - before)
         times_us = defaultdict[tuple[tuple[Bucket, ...], str], list[int]](list)
-        for one in requests:
-            if isinstance(one, Outcome):
-                self._count_outcome(one)
+        for request in requests:
+            if isinstance(request, Outcome):
+                self._count_outcome(request)
                 continue
-            _, checks, route, time_us = one
+            _, checks, route, time_us = request
             buckets: tuple[Bucket, ...] = ()
             for bucket, _, _ in checks:
                 buckets += (bucket,)

@@ -118,8 +118,11 @@ class PrometheusMetrics(LimiterMetrics):
         return metric, gauge
 
     def _make_adder(self, metric: Metric, *labels: str) -> Add:
-        labelled = self._made[metric].labels(*labels, self._store)
-        add: Add = labelled.observe if metric is DURATION else labelled.inc
+        labelled: Any = self._made[metric].labels(*labels, self._store)
+        if metric is DURATION:
+            record: Add = labelled.observe
+            return record
+        add: Add = labelled.inc
         return add
 
     def _fresh(self, made: Any) -> Any:

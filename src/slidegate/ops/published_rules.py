@@ -36,15 +36,15 @@ class RuleRow(NamedTuple):
 
 def rule_rows(published: Sequence[Publication]) -> list[RuleRow]:
     """Return the rules of all workers: what the first of equal workers enforce, and where others differ."""
-    readable = [one for one in published if one.is_readable]
-    groups = [_by_name(one.text.rules) for one in readable]
+    readable = [publication for publication in published if publication.is_readable]
+    groups = [_by_name(publication.text.rules) for publication in readable]
     rows = []
     for name in dict.fromkeys(name for group in groups for name in group):
         texts = [group.get(name, "") for group in groups]
         differing = []
-        for one, text in zip(readable, texts, strict=True):
+        for publication, text in zip(readable, texts, strict=True):
             if text != texts[0]:
-                differing.append(f"{_workers(one.workers)}: {text or 'nothing'}")
+                differing.append(f"{_workers(publication.workers)}: {text or 'nothing'}")
         row = RuleRow(*name, texts[0] or "nothing", differing)
         if differing or row.rule != _CLIENT:  # how clients are determined is no rule
             rows.append(row)
@@ -68,11 +68,11 @@ def _workers(number: int) -> str:
 def unread_of(published: Iterable[Publication]) -> list[str]:
     """Return what could not be read, or counts apart."""
     lines = []
-    for one in published:
-        if not one.is_readable:
-            lines.append(f"the rules of {_workers(one.workers)} could not be read")
-        if not one.same_secret:
-            lines.append(f"{_workers(one.workers)} digest keys with another secret")
+    for publication in published:
+        if not publication.is_readable:
+            lines.append(f"the rules of {_workers(publication.workers)} could not be read")
+        if not publication.same_secret:
+            lines.append(f"{_workers(publication.workers)} digest keys with another secret")
     return lines
 
 
@@ -133,37 +133,39 @@ class LimitRow(NamedTuple):
 
 def limit_rows(limiter: Limiter, overrides: Iterable[Override]) -> list[LimitRow]:
     """Return the limits of this process, each with its change."""
-    changes = {one.name: one for one in overrides}
+    changes = {override.name: override for override in overrides}
     limits = limiter.limits()
-    last = {one.name: one for one in limits if one.changeable}  # of equal names the one that workers publish
+    last = {limit.name: limit for limit in limits if limit.changeable}  # of equal names the one that workers publish
     rows = []
-    for one in limits:
-        change = changes.get(one.name)
-        if change is not None and not one.takes(change.limit):
+    for limit in limits:
+        change = changes.get(limit.name)
+        if change is not None and not limit.takes(change.limit):
             change = None
         configured, amount = BY_FUNCTION, None
-        if one.changeable:
-            configured, amount = str(one.configured), one.limit.amount
-        changeable = last.get(one.name) is one
-        rows.append(LimitRow(one.name, one.rule, one.shadow, changeable, limit_text(one), configured, amount, change))
+        if limit.changeable:
+            configured, amount = str(limit.configured), limit.limit.amount
+        changeable = last.get(limit.name) is limit
+        rows.append(
+            LimitRow(limit.name, limit.rule, limit.shadow, changeable, limit_text(limit), configured, amount, change)
+        )
     return rows
 
 
-def limit_text(one: Any) -> str:
+def limit_text(limit: Any) -> str:
     """Return a limit in force; one that a function returns for each request is not known here."""
-    if not one.changeable:
+    if not limit.changeable:
         return BY_FUNCTION
-    return str(one.limit)
+    return str(limit.limit)
 
 
 def limits_by_rule(limits: Iterable[Any]) -> dict[str, str]:
     """Return the limits in force, in words, by the label of their rule."""
     texts: dict[str, list[str]] = {}
-    for one in limits:
-        texts.setdefault(one.rule, []).append(limit_text(one))
+    for limit in limits:
+        texts.setdefault(limit.rule, []).append(limit_text(limit))
     return {rule: "; ".join(of_rule) for rule, of_rule in texts.items()}
 
 
 def shadow_rules(limits: Iterable[Any]) -> set[str]:
     """Return the labels of the rules that report only."""
-    return {one.rule for one in limits if one.shadow}
+    return {limit.rule for limit in limits if limit.shadow}

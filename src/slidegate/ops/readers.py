@@ -33,15 +33,15 @@ def where_banned(published: Sequence[Publication], key: str) -> str:
     names = list(dict.fromkeys(repr(rule.rule) for rule in rules))
     if names:
         return f"it holds where {listed(names)} counts by it{remedy}"
-    if not published or not all(one.is_readable for one in published):
+    if not published or not all(publication.is_readable for publication in published):
         return f"which rules read {kind_of(key)!r} is not known, as no worker has published that{remedy}"
     return f"no published rule reads {kind_of(key)!r}{remedy}"
 
 
 def _rules_that_read(published: Sequence[Publication], key: str) -> Iterator[PublishedRule]:
     """Yield the rules that read the kind of a key, and refuse it while it is banned."""
-    for one in published:
-        for rule in one.text.rules:
+    for publication in published:
+        for rule in publication.text.rules:
             # A rule in shadow refuses nobody. A policy in shadow bans nobody, and obeys the bans of others.
             if rule.shadow and rule.action != "ban":
                 continue

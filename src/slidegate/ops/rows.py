@@ -50,17 +50,23 @@ def _unix_s(moment: datetime | None) -> float | None:
 
 def row_of_window(view: LimitState) -> dict[str, Any]:
     """Return a window of a key."""
-    wait_us = view.retry_after_us
     return {
         **named(view, "name", "key", "used", "remaining"),
         "rule": view.label,
         "limit": str(view.limit),
         "amount": view.limit.amount,
         "shadow": view.shadow,
-        "retry_after_s": None if wait_us is None else wait_us / _S,
+        "retry_after_s": seconds(view.retry_after_us),
         "more_after_s": view.more_after_us / _S,
         "reset_after_s": view.reset_after_us / _S,
     }
+
+
+def seconds(span_us: int | None) -> float | None:
+    """Return a number of microseconds in seconds; None for None."""
+    if span_us is None:
+        return None
+    return span_us / _S
 
 
 def span_of(span_s: float) -> str:

@@ -56,9 +56,9 @@ def decoded(row: bytes) -> Any:
     return json.loads(zlib.decompress(row))
 
 
-def _line_of(one: object, names: Iterable[str]) -> dict[str, Any]:
+def _line_of(counts: object, names: Iterable[str]) -> dict[str, Any]:
     """Return the fields of an object that are neither 0 nor empty."""
-    return {name: value for name in names if (value := getattr(one, name))}
+    return {name: value for name in names if (value := getattr(counts, name))}
 
 
 def _known(line: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -115,28 +115,28 @@ class Clients(dict[str, ClientTraffic]):
         if len(self) > MAX_CLIENTS:
             kept = self.ranking(MAX_CLIENTS // 4).each()
             self.clear()
-            self.update({one.key: one for one in kept})
+            self.update({client.key: client for client in kept})
 
     def ranking(self, most: int) -> Ranking:
         """Return the busiest and those that are refused most."""
         # Sorting is faster than `nlargest` for so many.
         busiest = sorted(self.values(), key=attrgetter("requests"), reverse=True)
-        refused = [one for one in self.values() if one.refused]
+        refused = [client for client in self.values() if client.refused]
         refused.sort(key=attrgetter("refused"), reverse=True)
         return Ranking(busiest[:most], refused[:most])
 
     def packed(self) -> bytes:
         """Return the row of a slice."""
         first = self.ranking(TOP_CLIENTS).each()
-        for one in first:
-            one.name_latest()
-        return encoded([_line_of(one, _FIELDS) for one in first])
+        for client in first:
+            client.name_latest()
+        return encoded([_line_of(client, _FIELDS) for client in first])
 
     def add_row(self, row: bytes) -> None:
         """Add what is in the row of a slice."""
         for line in decoded(row):
-            one = ClientTraffic(**_known(line, _FIELDS))
-            self[one.key].add(one)
+            client = ClientTraffic(**_known(line, _FIELDS))
+            self[client.key].add(client)
 
 
 class Slices:

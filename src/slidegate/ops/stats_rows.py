@@ -124,13 +124,13 @@ async def read_ranking(limiter: Limiter, kind: str, limit: int, now_us: int) -> 
 
 async def read_events(limiter: Limiter, limit: int) -> list[LoggedEvent]:
     """Return the latest events of all workers, the newest first."""
-    found: list[LoggedEvent] = []
+    latest: list[LoggedEvent] = []
     for _, identity, value in await limiter.rows(EVENTS):
         row = decoded(value)
         name = _name_of(row, identity)
         for event in row["events"]:
-            found.append(LoggedEvent(event["kind"], event["message"], event["time_us"], event["details"], name))
+            latest.append(LoggedEvent(event["kind"], event["message"], event["time_us"], event["details"], name))
         # At each worker, so that the list does not grow with their number.
-        found = nlargest(limit, found, key=lambda event: event.time_us)
+        latest = nlargest(limit, latest, key=lambda event: event.time_us)
         await pause()
-    return found
+    return latest

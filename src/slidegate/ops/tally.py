@@ -117,11 +117,11 @@ class Tally:
         """Count a refused request for its client and its keys."""
         keys = self._keys_of(checks, outcome.client) | _banned_keys(refusal.ban, outcome.client)
         by, limits = _refused_by(refusal, outcome.rules)
-        for one in (self.clients[outcome.client], *[self.keys[key] for key in keys]):
-            one.count_refusal(refusal.reason)
+        for counts in (self.clients[outcome.client], *[self.keys[key] for key in keys]):
+            counts.count_refusal(refusal.reason)
             if refusal.reason is not Reason.UNAVAILABLE:
-                one.note_refusal(outcome, by, limits)
-                one.note_amounts(refusal.checks)
+                counts.note_refusal(outcome, by, limits)
+                counts.note_amounts(refusal.checks)
         self._note_others(outcome.client, keys)
 
     def _note_others(self, client: str, keys: Iterable[str]) -> None:

@@ -277,5 +277,5 @@ class Ranking(NamedTuple):
 
     def each(self) -> list[ClientTraffic]:
         """Return those of both lists, each once."""
-        found = {one.key: one for one in [*self.busiest, *self.refused]}
-        return [*found.values()]
+        clients = {client.key: client for client in [*self.busiest, *self.refused]}
+        return [*clients.values()]

@@ -29,7 +29,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 import slidegate as package
-from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule, client_ip, header
+from slidegate import Limiter, RateLimitMiddleware, Rule, header
 from slidegate.core import SharedRow
 from slidegate.limiter import engine
 from slidegate.limiter.workers import WORKERS as LIVING
@@ -208,50 +208,6 @@ def test_a_store_of_another_user_is_an_unusable_store(
     for command in (["list"], ["add", "203.0.113.7", "--for", "1h"]):
         ended = slidegate("bans", *command, "--store", lmdb_store)
         assert (ended.code, ended.err.count("Permission denied")) == (1, 1)
-
-
-# -- explain: what it cannot know it does not deny ---------------------------------------------------------------------
-
-
-REFUSING: dict[str, tuple[dict[str, Any], str | None]] = {
-    "a rule": ({"rules": [Rule("*", "5/hour", name="api")]}, "api"),
-    "default limits": ({"default_limits": "5/hour"}, "per-route *"),
-    "a block": ({"rules": [Rule("*", block=True, name="closed")]}, "closed"),
-    "a block by a condition": ({"rules": [Rule("/", block=True, when=lambda request: True)]}, None),
-    "a blocklist": ({"limits": "99/hour", "blocklist": Networks([PEER])}, "blocklist"),
-    "a rule by a header": ({"rules": [Rule("*", "5/hour", key=header("X-API-Key"), name="api")]}, None),
-    "a key of a function": ({"rules": [Rule("*", "5/hour", key=lambda request: "tenant:1", name="api")]}, None),
-    "limits of a function": ({"rules": [Rule("*", lambda request: "5/hour", name="api")]}, None),
-    "a wider network": ({"rules": [Rule("*", "5/hour", key=client_ip(ipv4_prefix=16), name="api")]}, "api"),
-    "a ban": ({"limits": "2/hour", "bans": BanPolicy("1/10m", "1h")}, "abuse"),
-}
-"""Middlewares, each of which refuses its client for another reason at the sixth request, and what is named as that."""
-
-
-@pytest.mark.parametrize("kind", ["lmdb", pytest.param("redis", marks=needs_redis)])
-@pytest.mark.parametrize("refusing", REFUSING)
-def test_what_refuses_a_client_is_named_or_what_could_not_be_read(
-    refusing: str, kind: str, slidegate: Command, request: pytest.FixtureRequest
-) -> None:
-    options, by = REFUSING[refusing]
-    url = create_store(request.getfixturevalue("url"))
-
-    async def refused() -> int:
-        limiter = Limiter.from_url(url, deadline="60s")
-        app = RateLimitMiddleware(hello, limiter=limiter, **options)
-        found = await statuses(app, 6, headers={"X-API-Key": "k123"})
-        await limiter.engine.workers.write(60.0)
-        await settle(limiter.store.close())  # as if it was killed: what it has published stays for a minute
-        return found[-1]
-
-    assert asyncio.run(refused()) in (403, 429)
-    words = ["explain", PEER, "--store", url]
-    ended, rows = slidegate(*words), [json.loads(line) for line in slidegate(*words, "--json").out.splitlines()]
-    *facts, verdict = rows
-    assert (ended.code, verdict["code"], verdict["refused_by"]) == (int(by is not None), ended.code, by)
-    assert ("nothing here refuses" in ended.out) == (by is None)
-    open_questions = verdict["not_read"][1:] or [one for one in facts if one["now"].startswith("may")]
-    assert by or open_questions
 
 
 # -- simulate and suggest: numbers that are right; their texts are in the transcripts ----------------------------------

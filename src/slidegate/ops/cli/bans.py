@@ -101,8 +101,8 @@ async def compare_secrets(limiter: Limiter) -> None:
         click.ClickException: A worker has another secret.
     """
     published = await limiter.published()
-    workers = sum(one.workers for one in published)
-    differing = sum(one.workers for one in published if not one.same_secret)
+    workers = sum(publication.workers for publication in published)
+    differing = sum(publication.workers for publication in published if not publication.same_secret)
     if differing:
         raise click.ClickException(
             f"{differing} of the {workers} workers on this store have another secret, so they know this value by "

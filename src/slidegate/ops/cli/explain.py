@@ -11,7 +11,7 @@ import click
 from ... import Limiter
 from ..explain import NOT_LISTED, Facts, facts_of
 from ..facts import EVERY, Fact
-from ..rows import key_of, row_of_ban, row_of_window, span_of
+from ..rows import key_of, row_of_ban, row_of_window, seconds, span_of
 from .bans import compare_secrets
 from .main import UNKNOWN, Answer, Unanswered, asking, program, table, time_of, with_value
 
@@ -63,17 +63,18 @@ def _rows(facts: Facts) -> Iterator[dict[str, Any]]:
         yield {"row": "refusal", "at": event.time_us / _S, **event.details}
     for fact in facts.rows:
         yield {"row": "fact", **_row_of(fact)}
-    refusing = facts.refused_by
-    until_us = None
-    if refusing is not None:
-        until_us = refusing.until_us(facts.now_us)
+    refused_by = until_us = off_until_at = None
+    if facts.refused_by is not None:
+        refused_by, until_us = facts.refused_by.by, facts.refused_by.until_us(facts.now_us)
+    if facts.off is not None:
+        off_until_at = facts.off.until.timestamp()
     yield {
         "row": "verdict",
         "key": facts.key,
         "at": facts.now_us / _S,
-        "refused_by": None if refusing is None else refusing.by,
-        "until_at": None if until_us is None else until_us / _S,
-        "off_until_at": None if facts.off is None else facts.off.until.timestamp(),
+        "refused_by": refused_by,
+        "until_at": seconds(until_us),
+        "off_until_at": off_until_at,
         "workers": facts.workers,
         "not_read": [*facts.left_out],
         "code": _code_of(facts),
@@ -116,14 +117,11 @@ def _lines(facts: Facts) -> Iterator[str]:
 
 
 def _cells(fact: Fact) -> dict[str, Any]:
-    used = left = None
-    more_us = 0
-    if fact.window is not None:
-        used, left, more_us = fact.window.used, fact.window.remaining, fact.window.more_after_us
-    more = ""
-    if more_us:
-        more = span_of(more_us / _S)
-    return {**_row_of(fact), "used": used, "left": left, "more in": more}
+    cells = {**dict.fromkeys(_COLUMNS), **_row_of(fact)}
+    cells["left"] = cells.get("remaining")
+    if cells.get("more_after_s"):
+        cells["more in"] = span_of(cells["more_after_s"])
+    return cells
 
 
 def _verdict(facts: Facts) -> str:

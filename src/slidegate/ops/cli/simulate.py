@@ -125,8 +125,8 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
     headline = f"{counted:,} requests of {clients:,} clients in {span_of(measured.span_us / 1_000_000)}"
     if left_out:
         headline += f"; {left_out:,} more are exempt or blocked, and not measured"
-    found = {"requests": counted, "left_out": left_out, "clients": clients, "routes": routes}
-    show(as_json, [found], [headline, *_suggested_text(routes)])
+    value = {"requests": counted, "left_out": left_out, "clients": clients, "routes": routes}
+    show(as_json, [value], [headline, *_suggested_text(routes)])
 
 
 def _suggested_text(routes: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -158,15 +158,15 @@ def _logs_in(names: Sequence[str], formats: dict[str, Any]) -> AccessLogs:
 
 def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:
     """Return the middlewares around all of an application, from the outside in."""
-    found = sum(isinstance(thing, RateLimitMiddleware) for thing in applications_in(app))
+    number = sum(isinstance(thing, RateLimitMiddleware) for thing in applications_in(app))
     around = []
     for _ in range(_MAX_LAYERS):
         if isinstance(app, RateLimitMiddleware):
             around.append(app)
         below = [getattr(app, name, None) for name in BELOW]
         app = next(filter(None, below), None)
-    if found > len(around):
-        note(f"{found - len(around)} middlewares of routes or mounted applications are not replayed")
+    if number > len(around):
+        note(f"{number - len(around)} middlewares of routes or mounted applications are not replayed")
     return around
 
 

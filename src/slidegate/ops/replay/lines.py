@@ -196,18 +196,18 @@ def _parse_json(text: str, fields: Mapping[str, str]) -> Parsed:
 
 
 def _record_of_fields(line: Mapping[str, Any], fields: Mapping[str, str]) -> Parsed:
-    found = {part: _first_given(line, names) for part, names in fields.items()}
-    client, method, path = found["client"], found.get("method", "GET"), found.get("path")
+    values = {part: _first_given(line, names) for part, names in fields.items()}
+    client, method, path = values["client"], values.get("method", "GET"), values.get("path")
     target = "", "-"
-    if isinstance(found.get("request"), str):
-        target = _request_of(found["request"])
+    if isinstance(values.get("request"), str):
+        target = _request_of(values["request"])
     elif isinstance(method, str) and isinstance(path, str):
         target = method, path
     address = None
     if isinstance(client, str):
         address = address_in(client)
     headers = _headers_of(line, fields["headers"])
-    return _record(found["time"], address, target, found.get("status", 0), headers)
+    return _record(values["time"], address, target, values.get("status", 0), headers)
 
 
 def _headers_of(line: Mapping[str, Any], where: str) -> Mapping[str, object]:

@@ -65,23 +65,23 @@ class Replay:
         self.now_us = 0
         self.unwaited: list[str] = []
         self.keyed: list[str] = []
-        for one in middlewares:
-            for rule in one.rules:
+        for middleware in middlewares:
+            for rule in middleware.rules:
                 self._note(rule, rule.label)
-        for one in middlewares:
-            if one.default_rule is not None:
-                self._note(one.default_rule, "default_limits")
+        for middleware in middlewares:
+            if middleware.default_rule is not None:
+                self._note(middleware.default_rule, "default_limits")
         self._answer = _LoggedAnswer(middlewares[-1].app)
         self._outcome: Outcome
         self._events: list[Event] = []
         limiters: dict[int, Limiter] = {}
         self._app: ASGIApp = self._answer
         self.middlewares: list[RateLimitMiddleware] = []
-        for one in reversed(middlewares):
-            limiter = limiters.get(id(one.limiter))
+        for middleware in reversed(middlewares):
+            limiter = limiters.get(id(middleware.limiter))
             if limiter is None:
-                limiter = limiters[id(one.limiter)] = self._new_limiter()
-            copied = _copied(one, self._app, limiter)
+                limiter = limiters[id(middleware.limiter)] = self._new_limiter()
+            copied = _copied(middleware, self._app, limiter)
             self.middlewares.insert(0, copied)
             self._app = copied
 
@@ -148,24 +148,24 @@ class _LoggedAnswer:
         await send({"type": "http.response.body", "body": b""})
 
 
-def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLimitMiddleware:
+def _copied(middleware: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLimitMiddleware:
     default_limits: Any = None
-    if one.default_rule is not None:
-        charging = one.default_rule.charging
+    if middleware.default_rule is not None:
+        charging = middleware.default_rule.charging
         default_limits = charging.limits_function or charging.limits
     return RateLimitMiddleware(
         app,
-        rules=[_without_wait(rule) for rule in one.rules],
+        rules=[_without_wait(rule) for rule in middleware.rules],
         default_limits=default_limits,
-        key=one.key,
+        key=middleware.key,
         limiter=limiter,
-        client=one.client,
-        bans=one.ban_policies,
+        client=middleware.client,
+        bans=middleware.ban_policies,
         headers=None,
         enabled=True,
-        name=one.policy.names.middleware or None,
-        blocklist=one.lists["blocklist"],
-        allowlist=one.lists["allowlist"],
+        name=middleware.policy.names.middleware or None,
+        blocklist=middleware.lists["blocklist"],
+        allowlist=middleware.lists["allowlist"],
     )
 
 
