@@ -50,7 +50,7 @@ import lmdb
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
-from ...core.packing import pack_head
+from ...core.ring import pack_head
 from .gate import Gate, is_file_at
 from .kept import Kept
 from .rows import BANS, BETWEEN, DAMAGE, LEVELS, NAMES, NO_LIFE, WINDOWS, Databases, LmdbBanRows, TransactionRows
