@@ -7,7 +7,7 @@ not affect the outcome. A request that never reaches its end is reported as canc
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from starlette.types import Scope
@@ -15,6 +15,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
+from ..core.reservation import Reservation
 from ..limiter.aio import in_background
 from ..limiter.engine import Engine
 from ..limiter.observers import Ended, Outcome, tell
@@ -106,8 +107,12 @@ class Release(Effect):
 
     def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
         """See `Effect.end`."""
-        charges = [self._engine.release(decision) for decision in visit.own]
-        if not any(charges):
+        charges: list[Sequence[Reservation]] = []
+        for decision in visit.own:
+            charge = self._engine.release(decision)
+            if charge:
+                charges.append(charge)
+        if not charges:
             return None
         released = self._engine.refund(*charges)
         if isinstance(error, GeneratorExit):  # a coroutine that is being closed cannot await

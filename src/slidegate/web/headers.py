@@ -101,7 +101,9 @@ class Rendered:
         if not decision.readings:
             return message
         current = b"ratelimit", self._text % _numbers(decision, decision.readings, self._amounts)
-        return {**message, "headers": [*message.get("headers", ()), self._policy, current]}
+        message = message.copy()  # type: ignore[attr-defined]  # {**message} takes 50 ns more
+        message["headers"] = [*message.get("headers", ()), self._policy, current]
+        return message
 
 
 class Completed(Rendered):
@@ -136,7 +138,7 @@ class _OneLimit(Rendered):
         if spent:
             # `ceil_s` of the time until then, without a call: minus the floor of what is negative.
             more_s = -((decision.now_us - leaves_us) // 1_000_000)
-        message = message.copy()  # type: ignore[attr-defined]  # {**message} takes 50 ns more
+        message = message.copy()  # type: ignore[attr-defined]
         message["headers"] = [*message.get("headers", ()), self._policy, (b"ratelimit", self._text % (left, more_s))]
         return message
 

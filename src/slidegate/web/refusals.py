@@ -28,7 +28,6 @@ from ..core.events import Event
 from ..core.limits import AnyLimit
 from ..core.logs import escaped
 from ..core.memo import remember
-from ..core.readings import ceil_s
 from ..limiter.aio import is_cancellation
 from ..limiter.engine import Engine
 from .callbacks import UserCallbacks, request_in
@@ -60,6 +59,11 @@ POLICY_VIOLATION: Final = 1008
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
 _NORMAL: Final = 1000
+_TYPES_OF_MESSAGES: Final = {
+    "http": ("http.response.start", "http.response.body"),
+    "websocket": ("websocket.http.response.start", "websocket.http.response.body"),
+}
+"""The types of the two messages of an answer, by the type of a scope."""
 
 
 class Answer(NamedTuple):
@@ -133,9 +137,10 @@ class Refusals:
             visit.need(answer.needed)
             await self._send(visit, decision, answer, scope, visit.receive, visit.send)
             return
+        start, body = _messages(scope, answer)
         visit.status = answer.status  # no effect depends on the status of this answer
-        await visit.send_on(visit.with_fields(_start(answer)))
-        await visit.send_on(_body(scope, answer))
+        await visit.send_on(visit.with_fields(start))
+        await visit.send_on(body)
 
     async def answer_at_endpoint(
         self, visit: Visit, decision: Decision, scope: Scope, receive: Receive, send: Send, *, names_limits: bool
@@ -159,40 +164,30 @@ class Refusals:
     async def _send(
         self, visit: Visit, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Send the answer of `on_refused`, else the default one."""
-        if scope["type"] == "websocket":
-            await _refuse_websocket(scope, send, answer)
+        """Send the answer of `on_refused`; the default one if it makes none, or fails before anything is sent."""
+        if not takes_answer(scope):  # clients see a close as 403
+            await close_websocket(send, POLICY_VIOLATION)
             return
-        is_own = self.on_refused is not None and not visit.has_left
-        if is_own and await self._send_own(visit, decision, answer, scope, receive, send):
-            return
-        await send(_start(answer))
-        await send(_body(scope, answer))
-
-    async def _send_own(
-        self, visit: Visit, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send
-    ) -> bool:
-        """Send the answer of `on_refused`; return False if it makes none, or failed before anything was sent."""
-        on_refused: Any = self.on_refused
-        refusal = copy(decision)  # lists and rules give one object to all whom they refuse
-        refusal.status = answer.status
-        try:
-            response = on_refused(request_in(scope), refusal)
-            if isawaitable(response):
-                response = await response
-            if response is None:
-                return False
-            if not callable(response):
-                expected = 'a Response such as JSONResponse({"error": "slow down"}, 429), or None'
-                raise ConfigurationError(f"expected {expected}, not {quoted(response)}", "on_refused")
-            await response(scope, receive, send)
-        except (Exception, CancelledError) as error:
-            if is_cancellation(error):
-                raise
-            self._calls.report("on_refused", label_of_refusal(decision), error, "the client gets the default answer")
+        if self.on_refused is not None and not visit.has_left and scope["type"] == "http":
+            refusal = copy(decision)  # lists and rules give one object to all whom they refuse
+            refusal.status = answer.status
+            try:
+                response: Any = self.on_refused(request_in(scope), refusal)
+                if isawaitable(response):
+                    response = await response
+                if response is not None:
+                    await _checked(response)(scope, receive, send)
+            except (Exception, CancelledError) as error:
+                if is_cancellation(error):
+                    raise
+                label = label_of_refusal(decision)
+                self._calls.report("on_refused", label, error, "the client gets the default answer")
+                if visit.status:
+                    raise
             if visit.status:
-                raise
-        return bool(visit.status)
+                return
+        for message in _messages(scope, answer):
+            await send(message)
 
     def answer(self, decision: Decision, rendered: Rendered | None = None, *, names_limits: bool = True) -> Answer:
         """Return the default answer to a refused request.
@@ -211,7 +206,7 @@ class Refusals:
         for _, _, _, wait_us in decision.readings:
             wait_s = wait_us  # 0 for room, below for a permit or for ever
             if wait_us > 0:
-                wait_s = ceil_s(wait_us)
+                wait_s = -(-wait_us // 1_000_000)  # `ceil_s`, without a call
             waits_s.append(wait_s)
         memo_key = rendered, names_limits, decision.at_least_us, *waits_s
         answer = self._answers.get(memo_key)
@@ -306,17 +301,25 @@ class Refusals:
         observers.emit(Event("refused", f"{key} was refused: {' '.join(why)}, {method} {path}", details))
 
 
-def _start(answer: Answer) -> Message:
-    """Return the message with the status and the fields of an answer."""
-    return {"type": "http.response.start", "status": answer.status, "headers": [*answer.fields]}
+def _checked(response: Any) -> Any:
+    """Return what `on_refused` has returned, if it is a response.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not callable(response):
+        expected = 'a Response such as JSONResponse({"error": "slow down"}, 429), or None'
+        raise ConfigurationError(f"expected {expected}, not {quoted(response)}", "on_refused")
+    return response
 
 
-def _body(scope: Scope, answer: Answer) -> Message:
-    """Return the message with the body of an answer, none to a request with HEAD."""
+def _messages(scope: Scope, answer: Answer) -> tuple[Message, Message]:
+    """Return the start and the body of an answer to a request, or to a handshake."""
+    start, end = _TYPES_OF_MESSAGES[scope["type"]]
     body = answer.body
     if scope.get("method") == "HEAD":
         body = b""
-    return {"type": "http.response.body", "body": body}
+    return {"type": start, "status": answer.status, "headers": [*answer.fields]}, {"type": end, "body": body}
 
 
 def label_of_refusal(refusal: Decision) -> str:
@@ -336,15 +339,6 @@ def takes_answer(scope: Scope) -> bool:
     """Return whether the server can send a full answer; not every server can answer a websocket handshake."""
     extensions = scope.get("extensions")
     return scope["type"] == "http" or (isinstance(extensions, Mapping) and "websocket.http.response" in extensions)
-
-
-async def _refuse_websocket(scope: Scope, send: Send, answer: Answer) -> None:
-    """Refuse a handshake with the full answer if the server can send one, else by a close, which clients see as 403."""
-    if takes_answer(scope):
-        await send({"type": "websocket.http.response.start", "status": answer.status, "headers": [*answer.fields]})
-        await send({"type": "websocket.http.response.body", "body": answer.body})
-    else:
-        await close_websocket(send, POLICY_VIOLATION)
 
 
 async def close_websocket(send: Send, code: int, reason: str = "") -> None:

@@ -128,10 +128,9 @@ class Visit:
             return
         if outer.shared is None:
             outer.shared = [(outer.policy, decision) for decision in outer.own]
+        # Without those of an earlier try within: a retry or a fallback is a new request for this middleware.
         around = [one.policy for one in outer.visits()]
-        standing = [decided for decided in outer.shared if decided[0] in around]
-        if len(standing) < len(outer.shared):  # a retry or a fallback within, which is a new request for this one
-            outer.shared[:] = standing
+        outer.shared[:] = [decided for decided in outer.shared if decided[0] in around]
         self.outer, self.shared, self.rendered = outer, outer.shared, None
 
     def visits(self) -> Iterator[Visit]:
@@ -143,10 +142,10 @@ class Visit:
 
     def active(self) -> Visit | None:
         """Return this visit, or if it is over, the innermost one around it that is not; None if all are over."""
-        visit: Visit | None = self
-        while visit is not None and visit.scope is None:
-            visit = visit.outer
-        return visit
+        for visit in self.visits():
+            if visit.scope is not None:
+                return visit
+        return None
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
@@ -217,10 +216,11 @@ class Visit:
     def need(self, fields: Fields) -> None:
         """Add the fields that the last decision, a refusal, needs to the response, whoever makes it."""
         self.needed = fields
-        if self.rendered is not None and self.own[-1].readings:
-            self.rendered = Completed(self.rendered, fields)
-        else:
-            self.rendered = None
+        if self.rendered is None:
+            return
+        rendered, self.rendered = self.rendered, None
+        if self.own[-1].readings:
+            self.rendered = Completed(rendered, fields)
 
     # -- header fields -------------------------------------------------------------------------------------------------
 
