@@ -186,7 +186,7 @@ class Report(Effect):
             # Limits admit it in one decision: who wants no outcome of that gets what passed, which costs less.
             tell(observers.passed, (visit.client.key, own[0].checks, route, duration_us))
             receivers = observers.outcomes
-        elif visit.plan.is_exempt and _is_uncounted(visit):
+        elif visit.plan.is_exempt and not _is_counted(visit):
             receivers = observers.exempt
         else:
             receivers = observers.requests
@@ -215,9 +215,9 @@ class Report(Effect):
         return Outcome(client, decisions, refusal, shadow_rules, route, status, ended, began_us, duration_us)
 
 
-def _is_uncounted(visit: Visit) -> bool:
-    """Return whether a request has passed, and neither a limit nor a shadow rule has counted it."""
-    return not visit.observed and all(one.allowed and not one.checks for _, one in visit.decisions)
+def _is_counted(visit: Visit) -> bool:
+    """Return whether anything has refused a request, or a limit or a shadow rule has counted it."""
+    return bool(visit.observed) or any(one.checks or not one.allowed for _, one in visit.decisions)
 
 
 def _incomplete(visit: Visit, error: BaseException) -> tuple[Ended, Any]:

@@ -225,7 +225,7 @@ class RateLimit:
             await visit.policy.signals.at_refusal(visit, decision, scope)
         is_websocket = scope["type"] == "websocket"
         # The connection breaks if an HTTP response has begun; no observer is told of that.
-        if refusals.are_told() and (is_websocket or not visit.status):
+        if refusals.wants("exceeded") and (is_websocket or not visit.status):
             others = [effect for effect in visit.effects if not isinstance(effect, ReportRefusal)]  # of caught ones
             visit.effects = [*others, ReportRefusal(refusals, decision, scope)]
         if is_websocket and (visit.status or not takes_answer(scope)):

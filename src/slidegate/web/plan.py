@@ -100,7 +100,7 @@ class Plan:
         waiting: The limiting rules with `wait`; none beside one that counts refusals.
         calls_functions: Whether a rule that limits them calls a function of the user's.
         is_direct: Whether one hit with `checks` decides them: there are limits, which call no function and do not wait,
-            and neither conditions nor honeypots nor shadow rules.
+            and neither conditions nor honeypots.
         verdict: What decides if no limit counts: exempt, or blocked by a rule.
         effects: What depends on their responses.
         rendered: The header fields of their decisions without the numbers; None if these depend on functions or on a
@@ -137,7 +137,7 @@ class Plan:
         self.rendered: Rendered | None = None
         self.calls_functions = any(bound.calls_functions for bound in self.limiting)
         is_one_hit = bool(self.limiting) and not self.waiting and not self.calls_functions
-        self.is_direct = is_one_hit and not self.is_conditional and not self.strikes and not self.shadows
+        self.is_direct = is_one_hit and not self.is_conditional and not self.strikes
         self._by_client: Sequence[tuple[Bucket, int]] = ()  # what a request charges, if all rules count by client
         if all(bound.key is None for bound in self.limiting):
             self._by_client = [charge for bound in self.limiting for charge in bound.charges]

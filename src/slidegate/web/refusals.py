@@ -99,6 +99,7 @@ class Refusals:
 
     Attributes:
         on_refused: The argument.
+        wants: Returns whether an observer wants events of a kind; with "exceeded", whether one wants refusals reported.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Refusals:
         self._routes = routes
         self._calls = calls
         self.on_refused = on_refused
+        self.wants = engine.observers.wants
         self._answers: dict[object, Answer] = {}
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ class Refusals:
         scope = visit.scope
         if self._signals.by_refusal:
             await self._signals.at_refusal(visit, decision, scope)
-        if self.are_told():
+        if self.wants("exceeded"):
             self.report(visit, decision, scope)
         answer = self.answer(decision, visit.rendered)
         if self.on_refused is not None or scope["type"] == "websocket":
@@ -249,10 +251,6 @@ class Refusals:
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
-    def are_told(self) -> bool:
-        """Return whether an observer wants to know of refusals."""
-        return self._engine.observers.wants("exceeded")
-
     def report(self, visit: Visit, refusal: Decision, scope: Scope) -> None:
         """Report a refused request to the observers.
 
@@ -261,11 +259,10 @@ class Refusals:
             refusal: The refusal.
             scope: The scope in the middleware, or at the endpoint that refuses.
         """
-        observers = self._engine.observers
         if visit.has_left:  # who has left was not refused
             return
-        observers.report_exceeded(refusal, self._engine.monotonic_us())
-        if not observers.wants("refused"):
+        self._engine.observers.report_exceeded(refusal, self._engine.monotonic_us())
+        if not self.wants("refused"):
             return
         state, client = refusal.binding, visit.client.key
         key, rule, by, limit = client, "", refusal.by, ""
@@ -298,7 +295,7 @@ class Refusals:
             why.append(f"by {by}")
         if rule:
             why.append(f"under {rule!r}")
-        observers.emit(Event("refused", f"{key} was refused: {' '.join(why)}, {method} {path}", details))
+        self._engine.emit(Event("refused", f"{key} was refused: {' '.join(why)}, {method} {path}", details))
 
 
 def _checked(response: Any) -> Any:

@@ -281,12 +281,15 @@ class Visit:
         finally:
             await self.end(error)
 
-    async def end(self, error: BaseException | None = None) -> None:
-        """Let the effects of the end happen.
+    async def end(self, error: BaseException | None = None, last: Message | None = None) -> None:
+        """Let the effects of the end happen. What the application does afterwards has no part in the response.
 
         Args:
             error: What the application has raised; `UNFINISHED`; None if the response is complete.
+            last: The last message of the response, to send before; None if it was sent, or there is none.
         """
+        if last is not None:
+            await self.send_on(last)
         effects, self.effects = self.effects, ()
         for effect in effects:
             waiting = effect.end(self, error)
@@ -309,7 +312,7 @@ class Visit:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
         if self.status:
             if self.effects and message["type"] in _LASTS and not message.get("more_body", False):
-                return self._end_with(message)
+                return self.end(None, message)
             return self.send_on(message)
         if message["type"] == "http.response.start":
             status = message.get("status") or 200
@@ -337,15 +340,9 @@ class Visit:
         self.status = status
         if message["type"] != "http.response.start":
             self.policy.guard(self)
-        if message["type"] in _LASTS:
-            await self._end_with(message)
-        else:
-            await self.send_on(message)
-
-    async def _end_with(self, message: Message) -> None:
-        """Send the last message, and end. What the application does afterwards has no part in the response."""
         await self.send_on(message)
-        await self.end()
+        if message["type"] in _LASTS:
+            await self.end()
 
 
 class Unfinished(BaseException):
