@@ -17,7 +17,7 @@ from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit, named
 from .keys import Key, KeyFunction, path_parameters
-from .paths import PathReader, RulePath, with_parameters
+from .paths import PathReader, RulePath
 from .rule_values import Limits
 from .rules import Rule
 
@@ -100,10 +100,11 @@ class BoundRule:
 
     def _permits(self, concurrency: Concurrency) -> Bucket:
         rule = self.rule
-        label, own = rule.label, frozenset[str]()
+        label, others = rule.label, {*self._taken}
         if self.bucket is not None:
-            label, own = f"{rule.label}_concurrency", frozenset(self.bucket.names)
-        name = unique_name(spelled(label), own.union(self._taken))
+            label = f"{rule.label}_concurrency"
+            others.update(self.bucket.names)
+        name = unique_name(spelled(label), others)
         return Bucket(self.identity, (concurrency,), (name,), label=rule.label, on_error=rule.charging.on_error)
 
     # -- what a request charges ----------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ class BoundRule:
         """Return the scope of a request with the path parameters by which the rule counts."""
         if self._reader is None or not self._parameters:
             return scope
-        return with_parameters(scope, self.paths, self._reader, self._parameters)
+        return self._reader.with_parameters(scope, self.paths, self._parameters)
 
     def with_limits(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.

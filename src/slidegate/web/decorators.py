@@ -59,10 +59,11 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
             "write dependencies=[Depends(RateLimit(...))] at its route"
         )
     is_async = is_async_callable(endpoint)
-    called_directly: list[Any] = []
+    is_warned = False
 
     @wraps(endpoint)
     async def limited(*args: Any, **options: Any) -> Any:
+        nonlocal is_warned
         connection = options.pop(_CONNECTION, None)
         if connection is None:
             connection = next(
@@ -70,8 +71,8 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
             )
         if connection is not None:
             await check(connection, endpoint)
-        elif Engine.counting and endpoint not in called_directly:
-            called_directly.append(endpoint)
+        elif Engine.counting and not is_warned:
+            is_warned = True
             logger.warning(_CALLED_DIRECTLY, quoted(inspect.unwrap(endpoint)))
         if is_async:
             return await endpoint(*args, **options)

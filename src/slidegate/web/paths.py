@@ -147,10 +147,8 @@ def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
             value, ending = _ANY_TEXT, path.removesuffix("/")
         if len(values) == 1:
             value = f"(?P<{parameters[0][1]}>{values[0]})"
-        end = re.escape(PARAM_REGEX.split(ending)[-1])
-        pattern += f"/{re.escape(segment[: parameters[0].start()])}{value}{end}"
-        if has_slashes and not end:
-            return rf"{pattern}\Z"
+        begin, end = segment[: parameters[0].start()], PARAM_REGEX.split(ending)[-1]
+        pattern += f"/{re.escape(begin)}{value}{re.escape(end)}"
         if has_slashes:
             break
     return rf"{pattern}/?\Z"
@@ -193,6 +191,21 @@ class PathReader:
             return (path,)
         return path, other
 
+    def with_parameters(self, scope: Scope, paths: Sequence[RulePath], names: Collection[str]) -> Scope:
+        """Return the scope of a request with some parameters of a rule's own paths, as a router would pass it on.
+
+        Args:
+            scope: The scope, which no router has read yet.
+            paths: The paths of the rule; odd spellings of a path give the same values.
+            names: The names of the parameters.
+        """
+        values: dict[str, str] = {}
+        with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
+            path = self.read(scope)
+            for text, rule_path in product((path, normal(path)), paths):
+                values = rule_path.parameters(text, names) | values
+        return {**scope, "path_params": {**scope.get("path_params", {}), **values}}
+
 
 def is_ambiguous(path: str) -> bool:
     """Return whether a path may resolve to any other path, so that every limit and block applies, and nothing else."""
@@ -224,23 +237,6 @@ class PathIndex(Generic[T]):
             for path, owner in self._patterns:
                 if path.takes(text):
                     yield owner
-
-
-def with_parameters(scope: Scope, paths: Sequence[RulePath], reader: PathReader, names: Collection[str]) -> Scope:
-    """Return the scope of a request with some parameters of a rule's own paths, as a router would pass it on.
-
-    Args:
-        scope: The scope, which no router has read yet.
-        paths: The paths of the rule; odd spellings of a path give the same values.
-        reader: Reads the paths of requests.
-        names: The names of the parameters.
-    """
-    values: dict[str, str] = {}
-    with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
-        read = reader.read(scope)
-        for text, path in product((read, normal(read)), paths):
-            values = path.parameters(text, names) | values
-    return {**scope, "path_params": {**scope.get("path_params", {}), **values}}
 
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:

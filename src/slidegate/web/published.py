@@ -142,11 +142,9 @@ def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
     if len(networks) > MOST_RANGES:
         yield PublishedRule(**about)
         return
-    order = 0
-    while row := [*islice(ranges, _RANGES)]:
-        texts = [f"{version}:{first:x}-{last:x}" for version, first, last in row]
-        yield PublishedRule(ranges=" ".join(texts), order=order, **about)
-        order += 1
+    texts = (f"{version}:{first:x}-{last:x}" for version, first, last in ranges)
+    while row := [*islice(texts, _RANGES)]:
+        yield PublishedRule(ranges=" ".join(row), **about)
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------

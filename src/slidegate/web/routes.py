@@ -119,11 +119,11 @@ class MountedRoute(NamedTuple):
 
 def _mounted(route: Any, above: str) -> MountedRoute:
     path = above + (getattr(route, "path", None) or route.path_format)
-    dependant = attribute_of(route, "dependant")
-    if not hasattr(route, "methods"):  # a websocket, whose handshake is a GET
-        return MountedRoute(route.endpoint, path, _label("WS", path), frozenset({"GET"}), dependant)
-    methods = frozenset(route.methods or ())
-    return MountedRoute(route.endpoint, path, _label(text_of_methods(methods) or "*", path), methods or None, dependant)
+    kind, methods = "WS", frozenset({"GET"})  # a websocket, whose handshake is a GET
+    if hasattr(route, "methods"):
+        methods = frozenset(route.methods or ())
+        kind = text_of_methods(methods) or "*"
+    return MountedRoute(route.endpoint, path, _label(kind, path), methods or None, attribute_of(route, "dependant"))
 
 
 def text_of_methods(methods: Iterable[str]) -> str:
