@@ -102,14 +102,14 @@ class ConfigReader:
         self._opened: dict[str, NetworkFile] = {}
         self._readers: Mapping[str, Callable[[Any], Any]] = {
             **dict.fromkeys(("limits", "default_limits"), self._limits),
-            "blocklist": lambda given: self._list(given, "blocklist"),
-            "allowlist": lambda given: self._list(given, "allowlist"),
+            "blocklist": lambda value: self._list(value, "blocklist"),
+            "allowlist": lambda value: self._list(value, "allowlist"),
             "key": self._key,
-            "client": lambda table: self._made(client_ip, table),
+            "client": lambda table: self._from_table(client_ip, table),
             "trusted": self._trusted,
             "rules": self._rules,
             "bans": self._policies,
-            "messages": lambda table: self._made(MessageLimits, table),
+            "messages": lambda table: self._from_table(MessageLimits, table),
             "headers": _header_style,
             "networks": _file_names,
             "network": self._network_file,
@@ -200,7 +200,7 @@ class ConfigReader:
         with about(name):
             return self._readers[name](value)
 
-    def _made(self, call: Callable[..., T], table: object, first: str = "", **fixed: Any) -> T:
+    def _from_table(self, call: Callable[..., T], table: object, first: str = "", **fixed: Any) -> T:
         """Call a class or function with the keys of a table as its arguments, and with some that are fixed.
 
         The key `first`, if there is one, is its first argument, whatever that is called.
@@ -229,7 +229,7 @@ class ConfigReader:
         rules: list[Rule] = []
         for number, table in enumerate(listed, start=1):
             with about(str(number)):
-                rule = self._made(Rule, table)
+                rule = self._from_table(Rule, table)
             if "key" in table and self._has_key:  # "client" is no key, but here it has to replace the file's
                 rule = rule.keyed(self._client)
             rules.append(rule)
@@ -241,45 +241,45 @@ class ConfigReader:
         policies: list[BanPolicy] = []
         for name, table in tables.items():
             with about(escaped(name, MAX_SHOWN)):
-                policies.append(self._made(BanPolicy, table, name=name))
+                policies.append(self._from_table(BanPolicy, table, name=name))
         return policies
 
-    def _limits(self, given: Any) -> Any:
+    def _limits(self, value: Any) -> Any:
         """Return limits as code has them: a table is a quota."""
-        if isinstance(given, dict):
-            return self._made(Quota, given, "quota")
-        if isinstance(given, list):
-            return [self._limits(one) for one in given]
-        return given
+        if isinstance(value, dict):
+            return self._from_table(Quota, value, "quota")
+        if isinstance(value, list):
+            return [self._limits(one) for one in value]
+        return value
 
     # -- keys and conditions -------------------------------------------------------------------------------------------
 
-    def _key(self, given: Any) -> keys.Key | None:
+    def _key(self, value: Any) -> keys.Key | None:
         """Return the key that a word or a table names; None for the client."""
-        if isinstance(given, str) and given in _WORDS:
-            return _WORDS[given]
-        if not isinstance(given, dict):
-            raise ConfigurationError(f"{_KEY}, not {quoted(given)}{closest(given, _WORDS)}")
-        kinds = [name for name in given if name in MAKERS]
+        if isinstance(value, str) and value in _WORDS:
+            return _WORDS[value]
+        if not isinstance(value, dict):
+            raise ConfigurationError(f"{_KEY}, not {quoted(value)}{closest(value, _WORDS)}")
+        kinds = [name for name in value if name in MAKERS]
         if len(kinds) != 1:
-            raise ConfigurationError(f"expected one of {', '.join(MAKERS)}, not {quoted(given)}")
-        return self._made(MAKERS[kinds[0]], given, kinds[0])
+            raise ConfigurationError(f"expected one of {', '.join(MAKERS)}, not {quoted(value)}")
+        return self._from_table(MAKERS[kinds[0]], value, kinds[0])
 
-    def _key_or_client(self, given: Any) -> keys.Key:
-        return self._key(given) or self._client
+    def _key_or_client(self, value: Any) -> keys.Key:
+        return self._key(value) or self._client
 
-    def _condition(self, given: Any) -> keys.KeyCondition:
+    def _condition(self, value: Any) -> keys.KeyCondition:
         """Return the condition of a rule: is_in of mcp_tool or network."""
         table: dict[str, Any] = {}
-        if isinstance(given, dict):
-            table.update(given)
+        if isinstance(value, dict):
+            table.update(value)
         values = table.pop("is_in", None)
         key: Any = None
         if table and values is not None:
             key = self._key(table)
         if not hasattr(key, "is_in"):
             expected = 'mcp_tool or network with is_in, for example { network = "x.mmdb", is_in = ["NL"] }'
-            raise ConfigurationError(f"expected {expected}, not {quoted(given)}")
+            raise ConfigurationError(f"expected {expected}, not {quoted(value)}")
         condition: keys.KeyCondition = key.is_in(*self._read("is_in", values))
         return condition
 
@@ -297,28 +297,28 @@ class ConfigReader:
             self.unread = name, before
             raise ConfigurationError(error.text) from error.__cause__
 
-    def _trusted(self, given: object) -> object:
+    def _trusted(self, value: object) -> object:
         """Return trusted proxies as code has them: the name of a file stands for its networks."""
-        if isinstance(given, str):
-            return self._list(given)
-        if isinstance(given, int):
-            return given
-        return _listed(given, 'networks such as ["10.0.0.0/8"], a file, or the number of proxies')
+        if isinstance(value, str):
+            return self._list(value)
+        if isinstance(value, int):
+            return value
+        return _listed(value, 'networks such as ["10.0.0.0/8"], a file, or the number of proxies')
 
-    def _list(self, given: object, role: str = "") -> Networks:
+    def _list(self, value: object, role: str = "") -> Networks:
         """Return networks that are written in the configuration, or those of a file.
 
         Args:
-            given: The networks; the name of a file; or a table of the arguments of `Networks.from_file`.
+            value: The networks; the name of a file; or a table of the arguments of `Networks.from_file`.
             role: What they are for, if they are a blocklist or an allowlist.
         """
-        if isinstance(given, list):
-            return Networks(given)
-        if isinstance(given, dict) and role:
-            return self._made(self._list_file, given, role=role)
-        if isinstance(given, str) and network_of(given) is not None:
-            raise ConfigurationError(f"expected a list such as [{json.dumps(given)}], or a file, not {quoted(given)}")
-        return self._list_file(given, role=role)
+        if isinstance(value, list):
+            return Networks(value)
+        if isinstance(value, dict) and role:
+            return self._from_table(self._list_file, value, role=role)
+        if isinstance(value, str) and network_of(value) is not None:
+            raise ConfigurationError(f"expected a list such as [{json.dumps(value)}], or a file, not {quoted(value)}")
+        return self._list_file(value, role=role)
 
     def _list_file(
         self, path: object, *, wide: bool = False, private: bool = False, service: str | None = None, role: str
@@ -330,10 +330,10 @@ class ConfigReader:
 
     def _network_file(self, path: object) -> NetworkFile:
         """Open a file in MaxMind's format, once for all keys."""
-        known = str(path)
-        if known not in self._opened:
-            self._opened[known] = self._open(NetworkFile, path, f"a file, {_MMDB}")
-        return self._opened[known]
+        name = str(path)
+        if name not in self._opened:
+            self._opened[name] = self._open(NetworkFile, path, f"a file, {_MMDB}")
+        return self._opened[name]
 
 
 def _header_style(style: object) -> object:

@@ -92,7 +92,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             limiter = reader.limiter(options.get("store", ""))
         self.limiter = limiter
         self._of_limiter = reader.of_limiter
-        self.app = self._made(reader, first)
+        self.app = self._built(reader, first)
         self.limiter.engine.register(self.app)
         self.observe(self.limiter.engine.emit)
         self.is_built = True
@@ -110,7 +110,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             self.check_if_due()
         await self.app(scope, receive, send)
 
-    def _made(self, reader: ConfigReader, options: Mapping[str, Any]) -> RateLimitMiddleware:
+    def _built(self, reader: ConfigReader, options: Mapping[str, Any]) -> RateLimitMiddleware:
         """Create the middleware that the file describes."""
         given = {**options, **self._code, "limiter": self.limiter}
         enabled = given.pop("enabled", True)
@@ -135,7 +135,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             if written != self._of_limiter[name]:
                 text = "it cannot change while the application runs; restart the application"
                 raise reader.located(ConfigurationError(text, name))
-        made = self._made(reader, options)
+        made = self._built(reader, options)
 
         def apply() -> None:
             if self.app.routed_app is not None:  # here, in the thread of the file: with many routes it takes long

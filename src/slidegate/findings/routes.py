@@ -97,8 +97,8 @@ def about_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
             if ":path}" in path:  # that of many routes, whatever they take
                 taken |= wanted
         if wanted and taken and taken.isdisjoint(wanted):
-            found = f"rule {rule.label!r} is for {', '.join(sorted(wanted))}, which no route of its path takes"
-            yield Finding("SG136", f"{found}; they take {', '.join(sorted(taken - {'HEAD'}))}")
+            text = f"rule {rule.label!r} is for {', '.join(sorted(wanted))}, which no route of its path takes"
+            yield Finding("SG136", f"{text}; they take {', '.join(sorted(taken - {'HEAD'}))}")
 
 
 class _Routes:

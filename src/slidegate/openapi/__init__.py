@@ -88,22 +88,22 @@ def document_limits(app: Any, *, response: Any = None, names: bool = False, keys
     Raises:
         ConfigurationError: `app` is no FastAPI application, and contains none.
     """
-    found = [*applications(app)]
-    if not found:
+    documented = [*applications(app)]
+    if not documented:
         raise ConfigurationError(f"document_limits: expected a FastAPI application, not {quoted(app)}", "app")
-    own, schemas = {}, {}
+    content, schemas = {}, {}
     if response is not None:
         schema = response.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas = schema.pop("$defs", {})
-        own = {"application/json": {"schema": schema}}
-    for around in found:
+        content = {"application/json": {"schema": schema}}
+    for around in documented:
         application = around[-1].app
         generate = application.openapi
         if isinstance(generate, _LimitedDocument):
             # Of two calls, for it and for one in which it is mounted, the latter knows what is around it.
             around = max(around, generate.around, key=len)
             generate = generate.generate
-        application.openapi = _LimitedDocument(around, generate, own, schemas, names, keys)
+        application.openapi = _LimitedDocument(around, generate, content, schemas, names, keys)
 
 
 @dataclass(eq=False)
@@ -113,7 +113,7 @@ class _LimitedDocument:
     Attributes:
         around: The layers around the application, from the outside in and itself included.
         generate: Its own `openapi`.
-        own: The content of its own answers.
+        content: The content of its own answers.
         schemas: The schemas to which that refers.
         names: Whether to publish the names of rules.
         keys: Whether to publish what limits count by.
@@ -122,7 +122,7 @@ class _LimitedDocument:
 
     around: Around
     generate: Callable[[], Any]
-    own: Json
+    content: Json
     schemas: Json
     names: bool
     keys: bool
@@ -187,12 +187,12 @@ class _LimitedDocument:
             return _DETAIL
         if handler is rate_limit_exceeded and guard.middleware.policy.refusals.on_refused is None:
             return _PROBLEM
-        return self.own
+        return self.content
 
     def _published(self, limit: Limit) -> dict[str, object]:
         """Return what is published of a limit."""
         charging = limit.rule.charging
-        published: dict[str, object] = {"limits": [text_of_limit(one) for one in charging.all_limits]}
+        published: dict[str, object] = {"limits": [text_of_limit(each) for each in charging.all_limits]}
         if charging.limits_function is not None:  # the others apply only if it fails
             published = {"limits": [], "by_request": True}
         if charging.unit is not None:
