@@ -31,14 +31,14 @@ class Inspection:
         if off_by:
             text = f"slidegate is switched off ({off_by}): every request passes"
             self._report([Finding("SG110", f"{text}; if that is not intended, remove this setting")])
-        self._report(settings.about_workers(self._policy.limiter, is_serving=False))
 
     def of_building(self, middleware: Any) -> None:
         """Look at how the middleware is built, if it counts apart from others."""
         self._report(settings.about_building(middleware))
 
     def of_rules(self) -> None:
-        """Look at the order of the rules."""
+        """Look at what needs no application: its processes, and the order of the rules."""
+        self._report(settings.about_workers(self._policy.limiter))
         self._report(routes.about_order(self._policy.rules))
 
     def of_routes(self, app: object, routed_app: object) -> None:
@@ -48,7 +48,6 @@ class Inspection:
             app: The application that the middleware guards.
             routed_app: The application behind it, or if its routes are hidden, the one that it belongs to.
         """
-        self._report(settings.about_workers(self._policy.limiter, is_serving=True))
         self.of_rules()
         self._report(routes.about_layers(self._policy, app, routed_app))
         self._report(routes.about_decorators(routed_app))

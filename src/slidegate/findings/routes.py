@@ -41,24 +41,24 @@ def about_order(rule_set: RuleSet) -> Iterator[Finding]:
     for rule in rule_set.given:
         examples = [*_met_by_examples(rule_set, rule)]
         reaching = [rules for rules in examples if rule in rules]
-        last = {rules[-1] for rules in examples}
-        if not reaching and len(last) == 1:
-            above = last.pop()
-            if rule.counts or rule.action != above.action:  # else it would do the same
-                yield Finding(
-                    "SG133",
-                    f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends "
-                    "the list; write the narrower rule first",
-                )
-        first = {rules[0] for rules in reaching}
-        if rule.action.exempts and len(first) == 1:
-            above = first.pop()
-            if above.counts and above.matching.when is None and not above.action.is_shadow:
-                yield Finding(
-                    "SG134",
-                    f"rule {rule.label!r} is exempt, but rule {above.label!r} above it counts its requests all the "
-                    "same; write exemptions first",
-                )
+        others = {rules[0] for rules in reaching} or {rules[-1] for rules in examples}
+        if len(others) != 1:
+            continue
+        above = others.pop()
+        # A rule that does the same as the one that ends the list is not missed.
+        if not reaching and (rule.counts or rule.action != above.action):
+            yield Finding(
+                "SG133",
+                f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends "
+                "the list; write the narrower rule first",
+            )
+        is_counting = above.counts and above.matching.when is None and not above.action.is_shadow
+        if reaching and rule.action.exempts and is_counting:
+            yield Finding(
+                "SG134",
+                f"rule {rule.label!r} is exempt, but rule {above.label!r} above it counts its requests all the "
+                "same; write exemptions first",
+            )
 
 
 def _met_by_examples(rule_set: RuleSet, rule: Rule) -> Iterator[list[Rule]]:

@@ -26,16 +26,14 @@ _built: Final[WeakSet[Any]] = WeakSet()
 """The middlewares that live and count apart."""
 
 
-def about_workers(limiter: Limiter, *, is_serving: bool) -> Iterator[Finding]:
+def about_workers(limiter: Limiter) -> Iterator[Finding]:
     """Yield the finding about several processes that count apart: a setting starts them, or they run."""
     if not limiter.engine.per_process:
         return
-    where = ""
+    where = _sibling_workers()
     count = os.environ.get(_WORKERS, "")
     if _SEVERAL.fullmatch(count):
         where = f"{_WORKERS}={count}"
-    elif is_serving:
-        where = _sibling_workers()
     if where:
         yield Finding(
             "SG103",
