@@ -69,7 +69,7 @@ class Question:
         """
         if self._remembered is not None:
             terms, packed = self._remembered
-            if all([counter.terms is then for counter, then in terms]):  # else an operator has changed the amount
+            if all(counter.terms is then for counter, then in terms):  # else an operator has changed the amount
                 return packed
         limits = [limit for bucket, _, _ in self.checks for limit in bucket.limits]
         counters = [limit.counter for limit in limits if isinstance(limit, Limit)]
