@@ -317,32 +317,32 @@ async def test_an_outage_of_writes_ends_with_a_hit_that_was_charged(inline: bool
 class Server(SlowStore):
     """A store that answers by futures, which it keeps: each `took_s(number)` after its question, or when a test does.
 
-    It says how late an answer was that nobody awaited any more.
+    It tells of an answer that nobody awaited any more.
     """
 
     took_s: Callable[[int], float] | None = None
 
     def __init__(self, clock: FakeClock, **options: Any) -> None:
         super().__init__(clock, **options)
-        self.made, self._late = list[asyncio.Future[Decision]](), list[Callable[[int], None]]()
+        self.made, self._late = list[asyncio.Future[Decision]](), list[Callable[[], None]]()
 
-    def observe_late(self, took: Callable[[int], None]) -> None:
-        self._late.append(took)
+    def observe_late(self, observer: Callable[[], None]) -> None:
+        self._late.append(observer)
 
     def hit(self, checks: Any, subjects: Any = (), deadline_s: float = 0, **line: Any) -> asyncio.Future[Decision]:
         loop = asyncio.get_running_loop()
         self.made.append(future := loop.create_future())
         if self.took_s is not None:
             took_s = self.took_s(len(self.made) - 1)
-            loop.call_later(took_s, self._answer, future, checks, int(took_s * SECOND_US))
+            loop.call_later(took_s, self._answer, future, checks)
         return future
 
-    def _answer(self, future: asyncio.Future[Decision], checks: Any, took_us: int) -> None:
+    def _answer(self, future: asyncio.Future[Decision], checks: Any) -> None:
         if not future.done():
             future.set_result(self.inner.hit(checks))
         else:
-            for took in self._late:
-                took(took_us)
+            for observer in self._late:
+                observer()
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 64])

@@ -316,5 +316,5 @@ class ReleasesPermits(Protocol):
 class ReportsLateAnswers(Protocol):
     """A store that notices answers for which nobody waits any more; to a limiter they say that the server lives."""
 
-    def observe_late(self, took: Callable[[int], None]) -> None:
-        """Call `took` with the microseconds of each such answer from now on."""
+    def observe_late(self, observer: Callable[[], None]) -> None:
+        """Call `observer` for each such answer from now on."""

@@ -166,7 +166,7 @@ class Failover:
         self._clock: Clock = monotonic_us
         self.breaker = Breaker(deadline_us, on_error, emit, self._now_us)
         if isinstance(store, ReportsLateAnswers):
-            store.observe_late(lambda took_us: self.breaker.note_answer())
+            store.observe_late(self.breaker.note_answer)
         self.local = MemoryStore(clock=self._now_us, wall_clock=system_us)
         self.local.observe(emit)
         self.fallback = Fallback(self.local, on_error)

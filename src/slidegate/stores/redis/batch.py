@@ -77,7 +77,7 @@ class Parts:
         lease_us: How long the permits of a dead process stay taken.
         max_waiting: The most requests of an event loop that may be queued.
         leases: Whether the store has leases.
-        late_observers: Are called with the microseconds of each answer that nobody awaited any more.
+        late_observers: Are called for each answer that nobody awaited any more.
         is_closed: Whether the store is closed.
     """
 
@@ -90,7 +90,7 @@ class Parts:
     lease_us: int
     max_waiting: int
     leases: bool
-    late_observers: list[Callable[[int], None]] = field(default_factory=list)
+    late_observers: list[Callable[[], None]] = field(default_factory=list)
     is_closed: bool = False
 
 
@@ -384,8 +384,8 @@ class Batcher:
             request.fail(failed)
             return failed
         if is_late:
-            for took in self.parts.late_observers:
-                took((monotonic_ns() - sent_ns) // 1_000)
+            for observer in self.parts.late_observers:
+                observer()
         return None
 
 

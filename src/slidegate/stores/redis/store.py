@@ -181,9 +181,9 @@ class RedisStore(Store):
         with suppress(StoreError):
             await self.batcher().server_us()
 
-    def observe_late(self, took: Callable[[int], None]) -> None:
-        """Call `took` with the microseconds of each answer that came when nobody awaited it any more."""
-        self.parts.late_observers.append(took)
+    def observe_late(self, observer: Callable[[], None]) -> None:
+        """Call `observer` for each answer that came when nobody awaited it any more."""
+        self.parts.late_observers.append(observer)
 
     def hit(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
