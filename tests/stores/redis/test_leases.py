@@ -244,7 +244,6 @@ async def test_a_child_has_no_units_of_its_parent(server: RedisServer, fork: Cal
     async with leasing(server) as (store,):
         await leased(store)
         ahead, leases, asked = left(store), store.parts.held, store._question(ANN, NOBODY)
-        assert leases is not None
         child = fork()
         if not child:
             os._exit(leases.answer(asked) is not None)
@@ -256,7 +255,6 @@ async def test_threads_spend_each_unit_once(server: RedisServer) -> None:
     async with leasing(server) as (store,):
         await leased(store)
         leases, (lease,), asked = store.parts.held, leases_of(store), store._question(ANN, NOBODY)
-        assert leases is not None
         lease.units, lease.until_us = [None] * 20_000, lease.until_us + 60_000_000
         spend = lambda: sum(leases.answer(asked) is not None for _ in range(8_000))  # noqa: E731
         loop = asyncio.get_running_loop()
@@ -367,7 +365,6 @@ async def test_units_that_come_with_a_ban_that_is_polled_are_refunded(
         for _ in range(many):
             await settle(one.hit(ANN, subjects))
         leases = one.parts.held
-        assert leases is not None
         leases.refund_all(one.batcher().refund_in_background)
         await other.bans.ban("192.0.2.0/24", None, "", "ann")
         await asyncio.sleep(0.2)
@@ -393,7 +390,6 @@ async def test_a_poll_that_fails_makes_no_lease_fresh(server: RedisServer, monke
     async with leasing(server) as (store,):
         await leased(store)
         batcher, leases = store.batcher(), store.parts.held
-        assert leases is not None
         fresh_until_ns, call = leases.fresh_until_ns, batcher._call
         monkeypatch.setattr(store.parts.polled, "due_ns", 0)
         monkeypatch.setattr(batcher, "_call", Mock(side_effect=KeysApart("apart")))

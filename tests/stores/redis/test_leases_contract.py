@@ -30,7 +30,7 @@ class Returning(RedisStore):
 
     def _return_unless(self, asked: Any) -> None:
         leases = self.parts.held
-        if asked != self.last and leases is not None and not self.closed:
+        if asked != self.last and not self.closed:
             leases.refund_all(self.batcher().refund_in_background)
         self.last = asked
 
@@ -89,7 +89,6 @@ class Two:
         slice_s = bucket.limits[0].slice_us / 1_000_000
         await eventually(lambda: time.time() % slice_s < slice_s - 2)
         leases = self.one.parts.held
-        assert leases is not None
         for _ in range(400):
             await settle(self.one.hit(checks))
             if ahead := sum(len(lease.units) for lease in leases.answers.values()):
@@ -123,7 +122,6 @@ async def retry_after(two: Two) -> None:
     ahead = await two.lease(SMALL)
     refused = await two.fill(SMALL)
     leases = two.one.parts.held
-    assert leases is not None
     leases.refund_all(two.one.batcher().refund_in_background)
     await two.one.batcher().server_us()
     two.other.parts.held.change()  # a second later
@@ -163,7 +161,6 @@ async def lost_data(two: Two) -> None:
 
 async def dead_worker(two: Two) -> None:
     ahead, leases = await two.lease(), two.one.parts.held
-    assert leases is not None
     spent = (await settle(two.one.hit(WIDE))).readings[0][0]
     leases.drop()  # as when it is killed, or its call fails
     await two.one.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from struct import Struct
 from time import monotonic_ns
 from typing import Any, Final
@@ -63,8 +63,8 @@ class DecisionRequest(Request):
     batcher: Batcher
     what: int
     question: Question
-    networks: BannedNetworks = field(init=False)
-    by_network: Sequence[Ban] = field(init=False)
+    networks: BannedNetworks | None = None
+    by_network: Sequence[Ban] = ()
 
     def pack(self) -> Packed:
         """See `Request`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
@@ -137,8 +137,9 @@ class DecisionRequest(Request):
     def _find_networks(self) -> None:
         """Find the bans of networks that refuse the question, as this worker knows them now."""
         polled = self.batcher.parts.polled
-        self.networks, self.by_network = polled.networks, ()
-        if self.networks.bans and self.what != CHARGE:
+        self.networks = polled.networks
+        self.by_network = ()
+        if polled.networks.bans and self.what != CHARGE:
             self.by_network = polled.of_networks(self.question.refusing)
 
     def _decision(self, answer: Any, now_us: int) -> Decision:
