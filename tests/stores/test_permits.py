@@ -293,9 +293,9 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     monkeypatch.setattr(counts, "lmdb", disk)
     for _ in range(250):
         full = False
-        store.renew_permits()
+        await settle(store.renew_permits())
         clock.advance(us=rng.choice((0, LEASE_US // 2 + 1)))  # after which the next question renews the lease
-        store.renew_permits()
+        await settle(store.renew_permits())
         jobs = [lambda: store.hit(((TWO, "ann", 1),)), store.renew_permits, leave, fail]
         chosen, full = rng.choices(jobs, weights=(4, 2, 1, 2), k=rng.randint(2, 6)), rng.random() < 0.2
         is_failing.append(True)

@@ -26,7 +26,7 @@ import pytest
 
 from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
-from slidegate.stores.lmdb import LmdbStore, environment, kept, rows
+from slidegate.stores.lmdb import LmdbStore, gate, kept, rows
 from slidegate.stores.lmdb.counts import takes_space
 from slidegate.stores.lmdb.gate import WAIT_S
 from slidegate.testing import RecordingObserver
@@ -307,6 +307,7 @@ FAULTS = [error for error in vars(lmdb).values() if isinstance(error, type) and 
 @pytest.mark.parametrize("ask", [pytest.param(ask, id=name) for name, ask in (QUESTIONS | SHARED_QUESTIONS).items()])
 def test_after_any_failed_call_the_next_is_answered(store: Any, ask: Callable[[Any], Any], rng: random.Random) -> None:
     failures: list[str] = []
+    held = store.hit(((Bucket("held", (Concurrency(1),)), "ann", 1),))  # so that there is one to renew
     for fails_at in (*range(1, 5), *rng.sample(range(5, 40), 8)):
         store.hit(CHECKS)
         # From some of LMDB's own errors a store recovers by itself.
@@ -323,6 +324,7 @@ def test_after_any_failed_call_the_next_is_answered(store: Any, ask: Callable[[A
         store.reset_all()
     assert failures
     assert all("as a fault" in failure for failure in failures), failures
+    assert held
 
 
 def test_without_room_taken_ahead_the_map_writes_nothing(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,7 +524,7 @@ async def test_a_start_on_a_loop_waits_for_no_stopped_worker(store_path: Path, o
 
 
 def test_a_child_opens_its_killed_parents_gate(store_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "FORK_S", 0.02)
+    monkeypatch.setattr(gate, "FORK_S", 0.02)
 
     def begin() -> object:
         own = LmdbStore(store_path, **SMALL)
@@ -558,7 +560,7 @@ def test_a_child_closes_files_of_its_parent(store_path: Path, opened: Opened, mo
 def test_a_child_stays_before_the_gate_of_its_parent_and_takes_permits_of_its_own(
     store: Any, monkeypatch: pytest.MonkeyPatch, way: Callable[[], int]
 ) -> None:
-    monkeypatch.setattr(environment, "FORK_S", 0.02)
+    monkeypatch.setattr(gate, "FORK_S", 0.02)
     permits = ((Bucket("held", (Concurrency(2),)), "ann", 1),)
     mine = store.hit(permits)
 

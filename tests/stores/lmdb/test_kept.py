@@ -400,7 +400,7 @@ async def test_a_command_on_a_loop_waits_for_the_disk_beside_it(
 def test_a_child_that_is_forked_within_a_copy_makes_its_own(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, way: Callable[[], int]
 ) -> None:
-    monkeypatch.setattr(environment, "FORK_S", 0.02)
+    monkeypatch.setattr(gate, "FORK_S", 0.02)
     monkeypatch.setattr(kept, "in_background", lambda work: None)  # a fork from C beside a busy thread may hang
     store, is_inside, may_write = machine.store(), threading.Event(), threading.Event()
     write = Kept._write

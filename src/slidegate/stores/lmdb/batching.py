@@ -17,11 +17,11 @@ deadline. A job that is cancelled or times out before it has run has charged not
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
-from weakref import WeakKeyDictionary
 
 from ...core.errors import StoreTimeout, StoreUnavailable
 from ...core.store import COMMAND_DEADLINE_S
@@ -52,13 +52,14 @@ class Batcher:
 
     Args:
         transactions: Runs transactions.
+
+    Attributes:
+        transactions: The argument.
     """
 
     def __init__(self, transactions: Transactions) -> None:
-        self._transactions = transactions
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
-        # The last one of them: most processes have one event loop.
-        self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
+        self.transactions = transactions
+        self._here = _Here()
 
     def run(
         self,
@@ -76,29 +77,24 @@ class Batcher:
             deadline_s: How long a thread without an event loop of asyncio waits for other processes, in seconds.
         """
         job = do, args, needs_room
-        answer: T
         loop = running_loop()
+        answer: T
         if loop is None:
-            (answer,) = self._wait(job, deadline_s)
+            answer = self._wait(job, deadline_s)
             return answer
-        known, jobs = self._last
-        if jobs is None or known is not loop:
-            jobs = self._jobs_of(loop)
+        jobs = self._here.jobs
+        if jobs is None or jobs.loop is not loop:
+            jobs = self._here.jobs = _LoopJobs(self.transactions, loop)
         if jobs.is_busy:
-            return jobs.queue(job, loop)
-        answers = self._transactions.write((job,))
+            return jobs.queue(job)
+        answers = self.transactions.write((job,))
         if answers is None:
-            return jobs.queue(job, loop)
+            return jobs.queue(job)
         jobs.lone -= 1
         if jobs.lone <= 0:  # a signal handler may count beside this
-            jobs.look(loop)
+            jobs.look()
         (answer,) = answers
         return answer
-
-    async def ask(self, do: Callable[..., Any], *args: Any, needs_room: bool = True) -> Any:
-        """Run a job, and wait for its answer, within a coroutine for `run_unless_on_loop`."""
-        answer = self.run(do, *args, needs_room=needs_room)
-        return await answer if isawaitable(answer) else answer
 
     def command(
         self,
@@ -116,27 +112,19 @@ class Batcher:
             deadline_s: How long to wait for other processes and the disk, in seconds.
         """
 
-        def noticed(transaction: Transaction) -> tuple[T, bool]:
-            before = len(transaction.rows.noted)
-            answer = do(transaction, *args)
-            return answer, len(transaction.rows.noted) > before
+        async def command() -> T:
+            answer, survives = await answer_of(
+                self.run(Transaction.command, do, args, needs_room=needs_room, deadline_s=deadline_s)
+            )
+            if survives:
+                await self.keep(deadline_s)
+            return answer
 
-        answer = self.run(noticed, needs_room=needs_room, deadline_s=deadline_s)
-        if isinstance(answer, tuple) and not answer[1]:
-            return answer[0]
-        return run_unless_on_loop(self._when_kept(answer, deadline_s))
-
-    async def _when_kept(self, answer: tuple[T, bool] | Awaitable[tuple[T, bool]], deadline_s: float) -> T:
-        if not isinstance(answer, tuple):
-            answer = await answer
-        value, has_noted = answer
-        if has_noted:
-            await self.keep(deadline_s)
-        return value
+        return run_unless_on_loop(command())
 
     async def keep(self, deadline_s: float = COMMAND_DEADLINE_S) -> None:
         """Return when what has changed is on the disk, within a coroutine for `run_unless_on_loop`."""
-        kept = self._transactions.env.kept
+        kept = self.transactions.env.kept
         if running_loop() is not None:
             await asyncio.wrap_future(in_background(lambda: kept.keep(deadline_s)))
         elif on_loop():  # trio's, on which nothing else runs meanwhile
@@ -144,77 +132,81 @@ class Batcher:
         else:
             kept.keep(deadline_s)
 
-    def _wait(self, job: Job, deadline_s: float) -> list[Any]:
+    def _wait(self, job: Job, deadline_s: float) -> Any:
         """Run a job without an event loop of asyncio."""
         wait_s = max(deadline_s, WAIT_S)
         if on_loop():
             wait_s = min(deadline_s, WAIT_S)  # trio's, on which nothing else runs meanwhile
         until_s = time.monotonic() + deadline_s
         while True:
-            answers = self._transactions.write((job,), wait_s)
+            answers = self.transactions.write((job,), wait_s)
             if answers is not None:
-                return answers
+                return answers[0]
             if time.monotonic() >= until_s:
                 raise _too_long(deadline_s)
             time.sleep(POLL_S)
 
-    def _jobs_of(self, loop: asyncio.AbstractEventLoop) -> _LoopJobs:
-        """Return the jobs of the event loop that runs in this thread."""
-        jobs = self._loops.get(loop)
-        if jobs is None:
-            jobs = self._loops[loop] = _LoopJobs(self._transactions)
-        self._last = loop, jobs
-        return jobs
+
+class _Here(threading.local):
+    """The jobs of the event loop that has asked last in this thread."""
+
+    jobs: _LoopJobs | None = None
 
 
 class _LoopJobs:
     """The jobs of one event loop.
 
+    Args:
+        transactions: Runs transactions.
+        loop: The event loop.
+
     Attributes:
+        loop: The argument.
         is_busy: Whether further jobs are queued, and not run at once.
         lone: How many jobs may run alone before the next ones are queued, to see how many there are.
     """
 
-    __slots__ = ("_transactions", "_tries", "_until_s", "_waiting", "is_busy", "lone")
+    __slots__ = ("_transactions", "_tries", "_until_s", "_waiting", "is_busy", "lone", "loop")
 
-    def __init__(self, transactions: Transactions) -> None:
+    def __init__(self, transactions: Transactions, loop: asyncio.AbstractEventLoop) -> None:
         self._transactions = transactions
+        self.loop = loop
         self._waiting: list[_Item] = []
         self._tries = 0  # how often the gate was closed in a row
         self._until_s = 0.0  # when a job that is queued now is given up; of those of one iteration, by its beginning
         self.is_busy = False
         self.lone = LOOK_EVERY
 
-    def look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def look(self) -> None:
         """Queue the jobs that follow in this iteration of the loop."""
         self.lone = LOOK_EVERY
-        self._schedule(loop)
+        self._schedule()
 
-    def queue(self, job: Job, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+    def queue(self, job: Job) -> asyncio.Future[Any]:
         """Queue a job; return the future of its answer."""
         if not self.is_busy:
-            self._schedule(loop)
-        future = loop.create_future()
+            self._schedule()
+        future = self.loop.create_future()
         self._waiting.append((future, job, self._until_s))
         return future
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _schedule(self) -> None:
         """Run the next jobs, in the next iteration of the loop or after a pause."""
         self.is_busy = True
-        self._until_s = loop.time() + COMMAND_DEADLINE_S
+        self._until_s = self.loop.time() + COMMAND_DEADLINE_S
         if self._tries >= EAGER_TRIES:
-            loop.call_later(PAUSE_S, self._next, loop)
+            self.loop.call_later(PAUSE_S, self._next)
         else:
             # Runs after all callbacks that are ready now, so that the jobs that they add run together.
-            loop.call_soon(self._next, loop)
+            self.loop.call_soon(self._next)
 
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _next(self) -> None:
         """Run the next jobs, and schedule those after them."""
         taken, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
         try:
-            blocked = self._attempt(taken, loop.time())
+            blocked = self._attempt(taken, self.loop.time())
         except BaseException:  # SystemExit of a signal handler: what still runs then need not wait for its deadline
-            self._schedule(loop)
+            self._schedule()
             for future, _, _ in taken:
                 _fail(future, StoreUnavailable("lmdb: the process was interrupted", concerns="request"))
             raise
@@ -224,40 +216,40 @@ class _LoopJobs:
         self._waiting = blocked + self._waiting
         self.is_busy = bool(self._waiting) or len(taken) >= MANY
         if self.is_busy:
-            self._schedule(loop)
+            self._schedule()
 
     def _attempt(self, items: list[_Item], now_s: float) -> list[_Item]:
         """Run jobs together, or separately if that fails; return those that have to be retried."""
-        items = _awaited(items)
+        items = [item for item in items if not item[0].done()]  # the answers of others are awaited no longer
         if not items:
             return []
         try:
             answers = self._transactions.write([job for _, job, _ in items])
         except Exception as error:
-            if len(items) > 1:
-                return [blocked for item in items for blocked in self._attempt([item], now_s)]
-            _fail(items[0][0], error)
-            return []
+            if len(items) == 1:
+                _fail(items[0][0], error)
+                return []
+            blocked: list[_Item] = []
+            for item in items:
+                blocked += self._attempt([item], now_s)
+            return blocked
         if answers is not None:
             for (future, _, _), answer in zip(items, answers, strict=True):
                 if not future.done():  # else observers of an event have cancelled it
                     future.set_result(answer)
             return []
         TURNS.claim()
-        return _give_up_late(items, now_s)
+        for future, _, until_s in items:
+            if now_s >= until_s:
+                _fail(future, _too_long(COMMAND_DEADLINE_S))
+        return items
 
 
-def _awaited(items: list[_Item]) -> list[_Item]:
-    """Return the jobs whose answers are still awaited."""
-    return [item for item in items if not item[0].done()]
-
-
-def _give_up_late(items: list[_Item], now_s: float) -> list[_Item]:
-    """Fail the jobs whose time is over; return the others."""
-    for future, _, until_s in items:
-        if now_s >= until_s:
-            _fail(future, _too_long(COMMAND_DEADLINE_S))
-    return _awaited(items)
+async def answer_of(asked: T | Awaitable[T]) -> T:
+    """Return an answer of `Batcher.run`, within a coroutine for `run_unless_on_loop`."""
+    if isawaitable(asked):
+        return await asked
+    return asked
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:

@@ -39,12 +39,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from struct import error as StructError
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import lmdb
 
@@ -52,7 +51,7 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
 from ...core.ring import pack_head
 from .gate import Gate, is_file_at
-from .kept import Kept
+from .kept import Kept, Tell
 from .rows import BANS, BETWEEN, DAMAGE, LEVELS, NAMES, NO_LIFE, WINDOWS, Databases, LmdbBanRows, TransactionRows
 
 LAYOUT: Final = 22
@@ -82,8 +81,6 @@ _UNREADABLE: Final = (
     lmdb.BadValsizeError,
 )
 """The errors of a row that was damaged. It spoils no other."""
-
-Tell: TypeAlias = Callable[[Event], object]
 
 
 class Room(IntEnum):
@@ -181,17 +178,15 @@ class CountsFile:
 
     def check(self, txn: Any) -> None:
         """Find out how much room is left, before the commit of a transaction."""
-        used = self.used()
-        left = self.size - used
-        if left < self._lead:  # the last page stays where it was, but pages before it may be free
-            stats = [txn.stat(getattr(self.dbs, name)) for name in NAMES]
-            pages = sum([stat["leaf_pages"] + stat["branch_pages"] + stat["overflow_pages"] for stat in stats])
-            left += max(used - pages * self._page_bytes, 0)
-        self.room = Room.PLENTY
-        self.check_from = txn.id() + CHECK_EVERY
-        if left < self._lead:
-            quarters = 4 * (self._lead - left) // self._lead
-            self.room = Room(min(Room.NO_WINDOWS + quarters, Room.NO_CHANGES))
+        self.room, self.check_from = Room.PLENTY, txn.id() + CHECK_EVERY
+        if self.size - self.used() >= self._lead:
+            return
+        # The last page stays where it was, but pages before it may be free.
+        stats = [txn.stat(getattr(self.dbs, name)) for name in NAMES]
+        pages = sum([stat["leaf_pages"] + stat["branch_pages"] + stat["overflow_pages"] for stat in stats])
+        missing = self._lead - (self.size - pages * self._page_bytes)
+        if missing > 0:
+            self.room = Room(min(Room.NO_WINDOWS + 4 * missing // self._lead, Room.NO_CHANGES))
             self.check_from = txn.id() + 1
 
 
@@ -216,17 +211,16 @@ class Options(NamedTuple):
     create: bool = True
 
 
-def open_file(path: Path, gate: Gate, kept: Kept, options: Options, tell: Tell) -> CountsFile | None:
+def open_file(gate: Gate, kept: Kept, options: Options) -> CountsFile | None:
     """Open the file; begin it anew if it is missing, incomplete, used behind another gate, or damaged.
 
-    None is returned while somebody copies into what it would be begun anew from.
-
     Args:
-        path: The directory.
-        gate: Its gate, inside which this process is.
-        kept: What is kept.
-        options: The options.
-        tell: Called with events.
+        gate: The gate of the directory, inside which this process is.
+        kept: What is kept of it.
+        options: The options of its environment.
+
+    Returns:
+        The file; None while somebody copies into what it would be begun anew from.
 
     Raises:
         ConfigurationError: Those who live use another layout, or what is kept is of a later version.
@@ -234,11 +228,11 @@ def open_file(path: Path, gate: Gate, kept: Kept, options: Options, tell: Tell) 
         OSError: It cannot be opened, or there is too little disk space.
     """
     nobody_lives, boot = gate.is_alone(), boot_id()
-    file = path / f"counts-{LAYOUT}-{boot or 'unknown'}.mdb"
+    file = gate.path / f"counts-{LAYOUT}-{boot or 'unknown'}.mdb"
     if not nobody_lives:
-        file = _file_of_others(path) or file
+        file = _file_of_others(gate.path) or file
     elif options.create:
-        _delete_all_but(file, tell, keeps=bool(boot))
+        _delete_all_but(file, kept.tell, keeps=bool(boot))
     gate.join()
     try:
         return _go_on(file, gate, options, is_alone=nobody_lives and options.create)
@@ -256,7 +250,7 @@ def open_file(path: Path, gate: Gate, kept: Kept, options: Options, tell: Tell) 
     finally:
         kept.unlock()
     if why:
-        tell(restarted(f"{file} {why}"))
+        kept.tell(restarted(f"{file} {why}"))
     return counts
 
 

@@ -9,9 +9,8 @@ process is in the way, and no two processes need to see each other's process ids
 for: one stopped process must not block every event loop of the host. For the other threads of its process a thread may
 wait for its turn, see `gate.Turns`.
 
-A process has one environment for each path, which its stores share. Neither an LMDB environment nor a file lock
-survives `fork`: a child closes what it has inherited, and opens the files again. It could not close an environment in
-which another thread has a transaction, so a fork waits for its end.
+A process has one environment for each path. Neither that nor a file lock survives `fork`: a child closes what it has
+inherited, and opens the files again; a fork waits for the end of transactions.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from ...core.logs import written
 from ...core.store import COMMAND_DEADLINE_S
 from ..forks import InChild, ProcessLock, begin_anew_if_forked
 from .counts import CountsFile, Options, open_file, restarted
-from .gate import DISK_FULL, POLL_S, TURNS, WAIT_S, Gate, check_directory, patience_s, pause, unusable
-from .kept import COPYING, Kept, in_background
+from .gate import COPYING, DISK_FULL, POLL_S, TURNS, WAIT_S, Gate, check_directory, patience_s, pause, unusable
+from .kept import Kept, in_background
 from .rows import DAMAGE, Databases
 
 T = TypeVar("T")
@@ -47,8 +46,6 @@ T = TypeVar("T")
 EXAMINE_EVERY_S: Final = 1.0
 NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
 """Errors of LMDB after which it goes on."""
-FORK_S: Final = 5.0
-"""How long a fork waits for a transaction, or for files that are opened."""
 _ADDRESS: Final = re.compile(r"\w[\w+.-]*:/")
 """How an address begins, also one that was made a path; it may have a password, which a directory's name would show."""
 
@@ -187,15 +184,12 @@ class Environment:
             while not answers:
                 wait_s = min(max(until_s - time.monotonic(), 0.0), WAIT_S)
                 if not self.run(lambda txn: answers.append(work(txn, self.counts.dbs)), wait_s):
-                    self._expect_open()
+                    if self._state is State.CLOSED:
+                        raise StoreUnavailable(f"lmdb: {self.path} was closed")
                     pause(until_s)
         except lmdb.Error as error:
             raise self.failure(error) from error
         return answers[0]
-
-    def _expect_open(self) -> None:
-        if self._state is State.CLOSED:
-            raise StoreUnavailable(f"lmdb: {self.path} was closed")
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -214,7 +208,7 @@ class Environment:
                 time.sleep(POLL_S)
         except StoreUnavailable as error:
             if self.options.create and isinstance(error.__cause__, ConfigurationError):
-                raise error.__cause__ from error.__cause__.__cause__
+                raise error.__cause__ from None
             raise
 
     def _take_over(self, txn: Any) -> None:
@@ -243,7 +237,6 @@ class Environment:
             raise StoreUnavailable(str(error)) from error
         except OSError as error:
             cause = unusable(self.path, error)
-            cause.__cause__ = error
             raise StoreUnavailable(str(cause)) from cause
 
     def _examine(self) -> bool:
@@ -265,7 +258,7 @@ class Environment:
         self._shut()
         check_directory(self.path, create=False)  # LMDB would read a FIFO for ever, and keep all threads from running
         try:
-            counts = open_file(self.path, self.gate, self.kept, self.options, self.pending_events.append)
+            counts = open_file(self.gate, self.kept, self.options)
         except lmdb.Error as error:
             raise ConfigurationError(f"lmdb: {self.path} cannot be opened: {error}") from error
         if counts is None:
@@ -306,7 +299,6 @@ class Environment:
 
 
 # -- the environments of this process ----------------------------------------------------------------------------------
-
 
 _open: Final[dict[Path, Environment]] = {}
 _counting: Final = ProcessLock()
@@ -355,7 +347,7 @@ def close_environment(environment: Environment) -> Future[None] | None:
     """Close an environment if no other store of this process uses it, and what has changed is kept.
 
     Returns:
-        None, or what a thread does who waits for others: for a copy, or for a thread that has its turn.
+        None, or the end of a thread that waits for others: for a copy, or for one that has its turn.
     """
     with _counting:
         environment.users -= 1
@@ -397,20 +389,6 @@ def _close_unused(environment: Environment, wait_s: float) -> bool:
             TURNS.lock.release()
 
 
-_fork: Final = threading.local()
-"""Has as `held` the locks that this thread keeps from others over its fork."""
-
-
-def _before_fork() -> None:
-    """Wait until nobody copies, or is in a transaction."""
-    _fork.held = [turns.lock for turns in (COPYING, TURNS) if turns.lock.acquire(timeout=FORK_S)]
-
-
-def _after_fork() -> None:
-    for lock in _fork.held:
-        lock.release()
-
-
 def _begin_anew() -> None:
     """Close the files, as a child of fork."""
     TURNS.begin_anew()
@@ -421,4 +399,3 @@ def _begin_anew() -> None:
 
 
 _in_child: Final = InChild(_begin_anew)
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

@@ -32,15 +32,17 @@ TRY_S: Final = 0.005
 """How long a thread with an event loop may wait for others."""
 WAIT_S: Final = 1.0
 """How long one without a loop does: the others may be many, which all want to run Python code."""
+FORK_S: Final = 5.0
+"""How long a fork waits for a transaction, or for files that are opened."""
 
 _FILES: Final = (GATE, USERS, "kept.mdb*", "counts-*")
 """The names of our files, as patterns."""
 _OTHER: Final = "data.mdb"
 """The file of another program's environment, or of a slidegate before layout 12."""
 _REMEDIES: Final = {
-    **dict.fromkeys(DISK_FULL, "free some space"),
-    errno.EROFS: "mount its file system for writing",
-    errno.EACCES: "run all workers as the user that it belongs to",
+    **dict.fromkeys(DISK_FULL, "free some space, or "),
+    errno.EROFS: "mount its file system for writing, or ",
+    errno.EACCES: "run all workers as the user that it belongs to, or ",
 }
 _CLAIM_AFTER_S: Final = 0.002
 _CLAIM_UNTIL_S: Final = 0.05
@@ -50,10 +52,7 @@ _CLAIM_UNTIL_S: Final = 0.05
 
 
 def check_directory(path: Path, *, create: bool) -> None:
-    """Check that a directory has no files but ours, to which no other user can write.
-
-    Another user with write access could truncate a mapped file, and so crash the process. Opening what is no regular
-    file, such as a FIFO, could block.
+    """Check that a directory can be used, and that its files are ours.
 
     Args:
         path: The directory.
@@ -79,6 +78,19 @@ def check_directory(path: Path, *, create: bool) -> None:
             "its bans, write the lines of `limiter.export_bans()` with the version that wrote it, and pass them to "
             "`limiter.import_bans()` of this one"
         )
+    _check_files(path)
+    if not create and not (path / GATE).exists():
+        raise ConfigurationError(
+            f"lmdb: there is no store at {path}: {path / GATE} does not exist; the first worker creates it"
+        )
+
+
+def _check_files(path: Path) -> None:
+    """Check that files are regular ones, to which no other user can write.
+
+    Opening another kind, such as a FIFO, could block. Another user with write access could truncate a mapped file, and
+    so crash the process.
+    """
     for place in [path, *[file for pattern in _FILES for file in path.glob(pattern)]]:
         try:
             mode = place.lstat().st_mode
@@ -92,19 +104,14 @@ def check_directory(path: Path, *, create: bool) -> None:
             raise ConfigurationError(
                 f"lmdb: other users may write to {place}, and change counts and bans; chmod go-w {place}"
             )
-    if not create and not (path / GATE).exists():
-        raise ConfigurationError(
-            f"lmdb: there is no store at {path}: {path / GATE} does not exist; the first worker creates it"
-        )
 
 
 def unusable(path: Path, error: OSError) -> ConfigurationError:
     """Return the error for an unusable path, with the remedy."""
-    problem = f"lmdb: {error.filename or path} cannot be used: {error.strerror or error}"
-    remedy = _REMEDIES.get(error.errno or 0)
-    if remedy is None:
-        return ConfigurationError(f"{problem}; choose another path")
-    return ConfigurationError(f"{problem}; {remedy}, or choose another path")
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    return ConfigurationError(
+        f"lmdb: {error.filename or path} cannot be used: {error.strerror or error}; {remedy}choose another path"
+    )
 
 
 def is_file_at(file: int, path: Path) -> bool:
@@ -126,12 +133,13 @@ class Gate:
         create: Whether to create the files if there are none; who does not is a tool, and none of those who live.
 
     Attributes:
+        path: The argument.
         file: The descriptor of the gate; whoever has entered leaves by unlocking it.
         is_open: Whether the files are open.
     """
 
     def __init__(self, path: Path, *, create: bool) -> None:
-        self._path = path
+        self.path = path
         self._create = create
         self.file = self._users = -1
         self.is_open = self._lives = False
@@ -146,8 +154,8 @@ class Gate:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK in case it is a FIFO or a device
         if self._create:
             flags |= os.O_CREAT
-        self.file = os.open(self._path / GATE, flags, 0o600)
-        self._users = os.open(self._path / USERS, flags, 0o600)
+        self.file = os.open(self.path / GATE, flags, 0o600)
+        self._users = os.open(self.path / USERS, flags, 0o600)
         self.is_open = True
 
     def enter(self) -> bool:
@@ -168,7 +176,7 @@ class Gate:
 
     def is_in_place(self) -> bool:
         """Return whether both files are still those at their paths."""
-        return is_file_at(self.file, self._path / GATE) and is_file_at(self._users, self._path / USERS)
+        return is_file_at(self.file, self.path / GATE) and is_file_at(self._users, self.path / USERS)
 
     def identity(self) -> bytes:
         """Return bytes that differ for each file that has been the gate."""
@@ -256,11 +264,6 @@ def patience_s() -> float:
     return WAIT_S
 
 
-def wait_s_until(until_s: float) -> float:
-    """Return how long a thread may wait for others of its process, given its deadline."""
-    return min(max(until_s - time.monotonic(), 0.0), WAIT_S)
-
-
 def pause(until_s: float) -> None:
     """Wait a moment for others.
 
@@ -273,4 +276,22 @@ def pause(until_s: float) -> None:
 
 
 TURNS: Final = Turns()
-"""Those of this process, over all environments: a fork waits until no thread is in a transaction of any."""
+"""Those of this process, over all environments: no thread is in a transaction of any without its turn."""
+COPYING: Final = Turns()
+"""The turn of the thread that has `kept.mdb` open: LMDB opens no file twice."""
+
+_fork: Final = threading.local()
+"""Has as `held` the locks that this thread keeps from others over its fork."""
+
+
+def _before_fork() -> None:
+    """Wait until nobody copies, or is in a transaction."""
+    _fork.held = [turns.lock for turns in (COPYING, TURNS) if turns.lock.acquire(timeout=FORK_S)]
+
+
+def _after_fork() -> None:
+    for lock in _fork.held:
+        lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

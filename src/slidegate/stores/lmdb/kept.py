@@ -25,7 +25,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -42,7 +42,7 @@ from ...core.logs import Throttle
 from ...core.ring import read_head
 from ...core.store import COMMAND_DEADLINE_S
 from ...core.stored import json_of
-from .gate import Turns, is_file_at, pause, try_flock
+from .gate import COPYING, is_file_at, pause, try_flock
 from .rows import ALL_WINDOWS, BANS, DAMAGE, HEAD, LEVELS, NO_LIFE, WINDOWS, Databases
 
 KEPT: Final = "kept.mdb"
@@ -50,8 +50,6 @@ VERSION: Final = b"1"
 KEEP_EVERY_S: Final = 1.0
 MOST: Final = 500
 """The most rows that are taken in one transaction, which others wait for."""
-COPYING: Final = Turns()
-"""The turn of the thread that has `kept.mdb` open: LMDB opens no file twice, and a fork waits until it is closed."""
 
 _ROUND: Final = b"round"  # the key of its number
 _KINDS: Final = {b"b": BANS, b"l": LEVELS, b"w": WINDOWS}
@@ -88,7 +86,7 @@ def note_all(txn: Any, dbs: Databases) -> None:
         note(txn, dbs, [letter + row for row, stored in rows if kind != WINDOWS or stored.startswith(NO_LIFE)])
 
 
-def exchange(txn: Any, dbs: Databases, copied: Sequence[Change]) -> list[Change]:
+def exchange(copied: Iterable[Change], txn: Any, dbs: Databases) -> list[Change]:
     """Forget the names of rows that were copied, unless they have changed since, and take the next ones."""
     for name, when, _ in copied:
         if txn.get(name, b"", dbs.unkept) == when:
@@ -114,13 +112,14 @@ class Kept:
 
     Attributes:
         path: The path of the file.
+        tell: The argument.
         is_closed: Whether nothing is copied any more, because the environment was closed.
     """
 
     def __init__(self, path: Path, tell: Tell, behind_gate: BehindGate) -> None:
         self.path = path / KEPT
         self.is_closed = False
-        self._tell = tell
+        self.tell = tell
         self._behind_gate = behind_gate
         self._file = -1
         self._locked = 0  # how often, by the thread whose turn it is
@@ -143,7 +142,7 @@ class Kept:
                 self.keep(COMMAND_DEADLINE_S)
             except StoreUnavailable as error:  # it is tried again in a second
                 if error.concerns == "request" and self._throttle.left_out(KEPT, time.monotonic()) is not None:
-                    self._tell(Event("map_full", str(error)))
+                    self.tell(Event("map_full", str(error)))
 
         in_background(work)
 
@@ -177,11 +176,12 @@ class Kept:
         try:
             if not os.fstat(self._file).st_size:  # it was deleted, or set aside
                 self._behind_gate(note_all, until_s)
-            changes = self._behind_gate(partial(exchange, copied=()), until_s)
-            while changes:
+            changes: list[Change] = []
+            while True:
+                changes = self._behind_gate(partial(exchange, changes), until_s)
+                if not changes:
+                    return True
                 self._write(changes)
-                changes = self._behind_gate(partial(exchange, copied=changes), until_s)
-            return True
         except DAMAGE as error:
             self._set_aside(error)
             return False
@@ -290,7 +290,7 @@ class Kept:
 
     def _tell_damage(self, why: str, rows: int) -> None:
         message = f"{self.path} is damaged: {why}: a restart of the machine may forget bans, levels and quotas"
-        self._tell(Event("kept_damaged", message, {"rows": rows}))
+        self.tell(Event("kept_damaged", message, {"rows": rows}))
 
     def _opened(self) -> Any:
         """Open the file with LMDB, and check its version.

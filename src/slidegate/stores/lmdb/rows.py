@@ -77,6 +77,8 @@ class Databases(NamedTuple):
 
 NAMES: Final = Databases._fields[:-1]
 
+Fields: TypeAlias = Mapping[str, Any]
+"""What a ban or a level says, by name."""
 DueAt: TypeAlias = Callable[[str, bytes, bytes], int | None]
 """Returns when a row ends (None for never), given the name of its database, the row and its value."""
 
@@ -170,7 +172,7 @@ class TransactionRows:
                 self.recheck_at(index, moment_us, row, kind)
             else:
                 self.txn.delete(row, b"", database)
-                if kind in ("bans", "levels") or (kind == "windows" and stored.startswith(NO_LIFE)):
+                if kind in (BANS, LEVELS) or (kind == WINDOWS and stored.startswith(NO_LIFE)):
                     self.note(kind, row)
         return True
 
@@ -207,7 +209,7 @@ class LmdbBanRows:
         """See `BanRows`."""
         self.restore_ban(ban._asdict())
 
-    def restore_ban(self, fields: Mapping[str, Any]) -> None:
+    def restore_ban(self, fields: Fields) -> None:
         """Store a ban, given its fields, as `put_ban` does."""
         ban = read_by_name(Ban, fields)
         if ban.network() is not None:
@@ -250,13 +252,13 @@ class LmdbBanRows:
         packed = self._txn.get(row_of(key, policy.encode()), None, self._dbs.levels)
         if packed is None:
             return None
-        return level_of(packed)
+        return read_json(Level, packed)
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
         """See `BanRows`."""
         self.restore_level(policy, key, level._asdict())
 
-    def restore_level(self, policy: str, key: str, fields: Mapping[str, Any]) -> None:
+    def restore_level(self, policy: str, key: str, fields: Fields) -> None:
         """Store a level, given its fields, as `put_level` does."""
         self._write(LEVELS, row_of(key, policy.encode()), fields)
 
@@ -265,7 +267,7 @@ class LmdbBanRows:
         rows = self._rows.starting_with(row_of(key), self._dbs.levels)
         for row, _ in rows:
             self._write(LEVELS, row, None)
-        return [level_of(packed) for _, packed in rows]
+        return [read_json(Level, packed) for _, packed in rows]
 
     def level_count(self) -> int:
         """See `BanRows`."""
@@ -273,22 +275,15 @@ class LmdbBanRows:
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """See `BanRows`."""
-        ended_networks: list[str] = []
-
-        def end_and_note(kind: str, row: bytes, packed: bytes) -> int | None:
-            """Return when a row ends; it is deleted if that is over, and noted if it is the ban of a network."""
-            end_us = _end_us(kind, packed)
-            is_over = end_us is not None and end_us <= now_us
-            if is_over and kind == BANS and row.endswith(BETWEEN):
-                ended_networks.append(row.removesuffix(BETWEEN).decode())
-            return end_us
-
-        is_more = self._rows.check_due(self._dbs.ban_ends, now_us, max_count, end_and_note)
-        if ended_networks:  # others would go on to refuse them if Unix time were set back
-            self._keep_networks(self.networks().without(*ended_networks))
+        before = len(self._rows.noted)
+        is_more = self._rows.check_due(self._dbs.ban_ends, now_us, max_count, _due_us)
+        deleted, ban_of_network = self._rows.noted[before:], BANS[0].encode()
+        ended = [name[1:-1].decode() for name in deleted if name.startswith(ban_of_network) and name.endswith(BETWEEN)]
+        if ended:  # others would go on to refuse them if Unix time were set back
+            self._keep_networks(self.networks().without(*ended))
         return is_more
 
-    def _write(self, kind: str, row: bytes, new: Mapping[str, Any] | None) -> None:
+    def _write(self, kind: str, row: bytes, new: Fields | None) -> None:
         """Replace or delete a row, and its end in the index.
 
         Args:
@@ -301,7 +296,7 @@ class LmdbBanRows:
         self._rows.note(kind, row)
         old = self._txn.get(row, None, database)
         if old is not None:
-            old_end_us = _end_us(kind, old)
+            old_end_us = _due_us(kind, row, old)
             if old_end_us is not None:  # else it would stay in the index until then
                 self._txn.delete(DUE.pack(old_end_us) + row, b"", index)
         if new is None:
@@ -337,12 +332,7 @@ def ban_of(packed: bytes) -> Ban:
     return read_json(Ban, packed)
 
 
-def level_of(packed: bytes) -> Level:
-    """Return the level of a row."""
-    return read_json(Level, packed)
-
-
-def _end_us(kind: str, packed: bytes) -> int | None:
+def _due_us(kind: str, row: bytes, packed: bytes) -> int | None:
     """Return when a row of `bans` or `levels` ends and can be deleted; None for never."""
     end_us: int | None = json.loads(packed)[_END[kind]]
     return end_us

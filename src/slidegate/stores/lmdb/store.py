@@ -47,7 +47,7 @@ from ..ban_book import BanBook, BookBans
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, in_steps, run_unless_on_loop, running_loop
 from ..system_clock import system_us
-from .batching import PAUSE_S, Batcher
+from .batching import PAUSE_S, Batcher, answer_of
 from .counts import Options, Room, boot_us
 from .environment import close_environment, open_environment
 from .gate import TRY_S
@@ -125,8 +125,8 @@ class LmdbStore(Store):
         self._env = open_environment(path, Options(max_map_size, create))
         self._transactions = Transactions(self, settings, self._env)
         self._batcher = Batcher(self._transactions)
-        self.bans = LmdbBans(self._transactions, self._batcher)
-        self.shared_rows = LmdbRows(self._transactions, self._batcher)
+        self.bans = LmdbBans(self._batcher)
+        self.shared_rows = LmdbRows(self._batcher)
 
     def __repr__(self) -> str:
         return f"<LmdbStore {written(str(self._env.path))}>"
@@ -200,14 +200,11 @@ class LmdbStore(Store):
 
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease of this process's permits; the store does this automatically where an event loop runs."""
-        rows = self._permits.rows()
-        if len(rows) <= RENEWED_AT_ONCE:
-            return self._batcher.run(Transaction.renew, rows, needs_room=False)
-        return run_unless_on_loop(self._renew(rows))
+        return run_unless_on_loop(self._renew())
 
-    async def _renew(self, rows: list[bytes]) -> None:
-        async for some in in_steps(rows, RENEWED_AT_ONCE):
-            await self._batcher.ask(Transaction.renew, some, needs_room=False)
+    async def _renew(self) -> None:
+        async for some in in_steps(self._permits.rows(), RENEWED_AT_ONCE):
+            await answer_of(self._batcher.run(Transaction.renew, some, needs_room=False))
 
 
 # -- bans --------------------------------------------------------------------------------------------------------------
@@ -217,18 +214,15 @@ class LmdbBans(BookBans):
     """Bans for all processes of a host; created by `LmdbStore`.
 
     Args:
-        transactions: Runs transactions.
         batcher: Runs jobs.
     """
 
     load_step = 20  # in one transaction, which blocks other writers for about 2 ms
     load_pause_s = PAUSE_S  # in which waiting writers get the gate
 
-    def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
-        self._transactions = transactions
+    def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
-        self._store = transactions.store
-        self._unix_us = transactions.settings.unix_us
+        self._transactions = batcher.transactions
         self._last_count: int | None = None
 
     def find(
@@ -250,14 +244,13 @@ class LmdbBans(BookBans):
 
     async def pages(self) -> AsyncIterator[list[Ban]]:
         """See `BanStore`; each page is read in its own transaction."""
-        rows = await self._batcher.ask(_some_rows, b"", needs_room=False)
-        while rows:
-            now_us = self._unix_us()
+        first = b""
+        while rows := await answer_of(self._batcher.run(_some_rows, first, needs_room=False)):
+            now_us = self._transactions.settings.unix_us()
             bans = [ban_of(packed) for _, packed in rows]
             yield [ban for ban in bans if not ban.is_over(now_us)]
             last, _ = rows[-1]
-            after_last = last + b"\0"  # the smallest key that is larger
-            rows = await self._batcher.ask(_some_rows, after_last, needs_room=False)
+            first = last + b"\0"  # the smallest key that is larger
 
     def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
         """See `BookBans.change`."""
@@ -304,17 +297,15 @@ class LmdbRows(SharedRows):
     """Writes and reads the rows, in transactions of the store.
 
     Args:
-        transactions: Runs transactions.
         batcher: Runs jobs.
     """
 
-    def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
-        self._transactions = transactions
+    def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
 
     def time(self) -> int:
         """See `SharedRows`; the time is that of this host."""
-        return self._transactions.settings.now_us()
+        return self._batcher.transactions.settings.now_us()
 
     def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None] | None:
         """See `SharedRows`.
@@ -322,20 +313,20 @@ class LmdbRows(SharedRows):
         Raises:
             StoreUnavailable: There is no room for the row.
         """
-        if row.kept_us <= 0:
-            return self._batcher.run(_delete_row, worker, row, needs_room=False, deadline_s=deadline_s)
-        return self._batcher.run(self._write, worker, row, deadline_s=deadline_s)
+        needs_room = row.kept_us > 0
+        return self._batcher.run(self._write, worker, row, needs_room=needs_room, deadline_s=deadline_s)
 
     def _write(self, transaction: Transaction, worker: bytes, row: SharedRow) -> None:
-        """Write a row in a transaction."""
-        counts = self._transactions.env.counts
+        """Write or delete a row in a transaction."""
+        counts, rows = self._batcher.transactions.env.counts, transaction.rows
+        database, key = rows.dbs.worker_rows, _row_key(row.kind, row.number) + worker
+        if row.kept_us <= 0:
+            rows.txn.delete(key, b"", database)
+            return
         size = len(row.value)
         if size > ALWAYS and counts.room is not Room.PLENTY:
             full = f"{counts.path} is full; raise max_map_size"
             raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of rows: {full}")
-        rows = transaction.rows
-        database = rows.dbs.worker_rows
-        key = _row_key(row.kind, row.number) + worker
         until_us = rows.now_us + row.kept_us
         if rows.txn.get(key, None, database) is None:
             rows.recheck_at(rows.dbs.ends, until_us, key, WORKER_ROWS)
@@ -347,12 +338,6 @@ class LmdbRows(SharedRows):
     ) -> list[ReadRow] | Awaitable[list[ReadRow]]:
         """See `SharedRows`."""
         return self._batcher.run(_read_rows, kind, first, last, needs_room=False, deadline_s=deadline_s)
-
-
-def _delete_row(transaction: Transaction, worker: bytes, row: SharedRow) -> None:
-    """Delete a row in a transaction."""
-    rows = transaction.rows
-    rows.txn.delete(_row_key(row.kind, row.number) + worker, b"", rows.dbs.worker_rows)
 
 
 def _read_rows(transaction: Transaction, kind: str, first: int, last: int) -> list[ReadRow]:

@@ -29,7 +29,7 @@ from .counts import CHECK_EVERY, Room
 from .environment import Environment
 from .kept import note
 from .rows import CachedNetworks, LmdbBanRows, TransactionRows, ban_of, row_of
-from .windows import Bound, WindowRows, bind
+from .windows import BoundLimits, WindowRows
 
 SWEEP_STEP: Final = 16
 SWEEP_PAUSE_US: Final = 100_000
@@ -68,7 +68,7 @@ class Transactions:
 
     Attributes:
         throttle: Limits the rate of events that could be repeated with every strike or key.
-        bound: A memo of the limits of each bucket, with the digests and heads of their rows.
+        bound: The limits of each bucket, with the digests and heads of their rows.
         networks: The cached bans of networks.
         sweep_due_us: When to delete expired rows again.
     """
@@ -77,7 +77,7 @@ class Transactions:
         self.store = store
         self.settings = settings
         self.env = env
-        self.bound: dict[Bucket, Bound] = {}
+        self.bound = BoundLimits(settings.unix_us)
         self.networks: CachedNetworks = {}
         self.throttle = Throttle(LOG_EVERY_US)
         self.sweep_due_us = 0
@@ -108,22 +108,14 @@ class Transactions:
             raise
         if transaction.has_unkept:
             self.env.kept.keep_up()
-        has_events = transaction.events or self.env.pending_events
-        shares_cells = transaction.windows.shares or self.env.counts.room is not Room.PLENTY
-        if has_events or shares_cells:
-            self._report(transaction)
-        return transaction.answers
-
-    def _report(self, transaction: Transaction) -> None:
-        """Emit the events of a committed transaction."""
-        now_us = transaction.rows.now_us
         self.env.pending_events.extend(transaction.events)
         if self.env.counts.room is not Room.PLENTY:
-            self._report_full(now_us)
-            return
-        if transaction.windows.shares and self.throttle.left_out("keys_shared", now_us) is not None:
+            self._note_full(transaction.rows.now_us)
+        elif transaction.windows.shares and self.throttle.left_out("keys_shared", transaction.rows.now_us) is not None:
             self.env.pending_events.append(keys_shared(self.settings.max_keys))
-        self.tell()
+        if self.env.pending_events:
+            self.tell()
+        return transaction.answers
 
     def tell(self) -> None:
         """Emit the pending events."""
@@ -139,13 +131,14 @@ class Transactions:
             with suppress(lmdb.Error, OSError):
                 self.env.run(sweep.run)
                 break
-        self._report_full(self.settings.now_us())
+        self._note_full(self.settings.now_us())
+        self.tell()
 
-    def _report_full(self, now_us: int) -> None:
+    def _note_full(self, now_us: int) -> None:
+        """Add the event for a file that is full."""
         if self.throttle.left_out("map_full", now_us) is not None:
             message = f"{self.env.counts.path} is full; raise max_map_size, so new keys are counted in shared cells"
             self.env.pending_events.append(Event("map_full", message))
-        self.tell()
 
 
 class Transaction:
@@ -198,6 +191,12 @@ class Transaction:
             note(txn, counts.dbs, rows.noted)
             self.has_unkept = True
 
+    def command(self, do: Callable[..., T], args: tuple[Any, ...]) -> tuple[T, bool]:
+        """Do a job; return its answer, and whether it has changed what survives a restart of the machine."""
+        before = len(self.rows.noted)
+        answer = do(self, *args)
+        return answer, len(self.rows.noted) > before
+
     # -- questions ----------------------------------------------------------------------------------------------------
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
@@ -230,17 +229,15 @@ class Transaction:
     def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund charges; return False if all of them have expired or were refunded before."""
         of_windows: list[Reservation] = []
-        had_permits = False
         for charge in reservations:
             bucket, key, _ = charge.check
             if bucket.is_permit:  # the worker has counted it no longer since the refund began
                 self.windows.renew(self._permits_row(bucket, key))
-                had_permits = True
             else:
                 of_windows.append(charge)
         refs = self._find([charge.check for charge in of_windows], create=False)
         has_refunded = refund_all(of_windows, refs, self.rows.now_us)
-        return has_refunded or had_permits
+        return has_refunded or len(of_windows) < len(reservations)
 
     def reset(self, key: str) -> bool:
         """Forget the windows of a key; return whether it had spent units."""
@@ -321,17 +318,13 @@ class Transaction:
                 counter, windows = self.windows.find_permits(row, bucket.limits[0])
                 refs.append((counter, cost, windows, row, denied))
                 continue
-            for bound in self._process.bound.get(bucket) or self._bound(bucket):
+            for bound in self._process.bound[bucket]:
                 windows, row = self.windows.find(key, bound, create=create)
                 refs.append((bound.counter, cost, windows, row, denied))
         return refs
 
-    def _bound(self, bucket: Bucket) -> Bound:
-        process = self._process
-        return process.bound.get(bucket) or bind(bucket, process.bound, process.settings.unix_us)
-
     def _permits_row(self, bucket: Bucket, key: str) -> bytes:
-        return row_of(key, self._bound(bucket)[0].digest)
+        return row_of(key, self._process.bound[bucket][0].digest)
 
     def _hold_permits(self, decision: Decision) -> None:
         """Count the permits that a decision has charged from now on."""

@@ -38,7 +38,7 @@ from ...core.store import Clock
 from ..leases import HeldPermits
 from ..shared import SHARED_CELLS, digest_of
 from .counts import Room
-from .rows import ALL_WINDOWS, BETWEEN, DUE, HEAD, NO_LIFE, WINDOWS, TransactionRows, row_of
+from .rows import ALL_WINDOWS, DUE, HEAD, NO_LIFE, WINDOWS, TransactionRows, row_of
 
 CELLS: Final = "cells"
 STRIKES: Final = "strikes"
@@ -65,14 +65,29 @@ class BoundLimit(NamedTuple):
     counter: Counter
 
 
-Bound: TypeAlias = tuple[BoundLimit, ...]
-"""The limits of a bucket."""
+class BoundLimits(dict[Bucket, tuple[BoundLimit, ...]]):
+    """The limits of each bucket, made when they are first asked for.
+
+    Args:
+        unix_us: The clock of quotas.
+    """
+
+    def __init__(self, unix_us: Clock) -> None:
+        self._unix_us = unix_us
+
+    def __missing__(self, bucket: Bucket) -> tuple[BoundLimit, ...]:
+        bound = []
+        for limit in bucket.limits:
+            digest = digest_of(bucket.name, *limit.same_window)  # the same for every amount
+            bound.append(BoundLimit(digest, HEAD.pack(limit.life_us), limit.counter_by(self._unix_us)))
+        return remember(self, bucket, tuple(bound))
+
+
 Windows: TypeAlias = dict[bytes, bytes]
 
 
-_Loaded: TypeAlias = tuple[str, Windows, bytes, bytes, BoundLimit | None]
-"""The database of a window, its mapping, its row, its stored value (empty if it is new), and its limit; None for the
-permits of a key, which are the same for every limit."""
+_Loaded: TypeAlias = tuple[str, Windows, bytes, bytes, bytes]
+"""The database of a window, its mapping, its row, its stored value (empty if it is new), and the head of a new one."""
 
 
 class WindowRows:
@@ -119,25 +134,26 @@ class WindowRows:
             bound: The limit.
             create: Whether to create a missing window.
         """
-        row = key.encode() + BETWEEN + bound.digest  # as `row_of`
+        row = row_of(key, bound.digest)
         if row in self.own:
             return self.own, row
         stored = self._txn.get(row, b"")  # the default database of `txn` is `windows`
         if stored:
-            self.own[row] = stored[HEAD_BYTES:]
-            self._loaded.append((WINDOWS, self.own, row, stored, bound))
+            self._load(WINDOWS, self.own, row, stored, bound.head)
             return self.own, row
         number = int.from_bytes(blake2b(row, key=self._dbs.cell_key, digest_size=2).digest(), "big") % SHARED_CELLS
         cell = _CELL.pack(number) + bound.digest
         if cell not in self.shared:
-            self._load(CELLS, self.shared, cell, self._txn.get(cell, b"", self._dbs.cells), bound)
-        if create and self._takes_room():
-            self._load(WINDOWS, self.own, row, b"", bound)
+            self._load(CELLS, self.shared, cell, self._txn.get(cell, b"", self._dbs.cells), bound.head)
+        if not create:
+            return self.shared, cell
+        if self._takes_room():
+            self._load(WINDOWS, self.own, row, b"", bound.head)
             self.own[row] = self.shared[cell]
             return self.own, row
-        if create and self._room >= Room.NO_CELLS and not self.shared[cell]:
+        if self._room >= Room.NO_CELLS and not self.shared[cell]:
             raise lmdb.MapFullError("it has no room for another shared cell")
-        self.shares |= create
+        self.shares = True
         return self.shared, cell
 
     def find_permits(self, row: bytes, limit: AnyLimit) -> tuple[PermitCounter, Windows]:
@@ -163,27 +179,24 @@ class WindowRows:
     def _permits(self, row: bytes) -> tuple[bytes, int, int]:
         """Return the entries of other processes, how many permits are taken, and how many this process has."""
         if row not in self.permits:
-            self._load(PERMITS, self.permits, row, self._txn.get(row, b"", self._dbs.permits), None)
+            self._load(PERMITS, self.permits, row, self._txn.get(row, b"", self._dbs.permits), NO_LIFE)
         return apart(self.permits[row], self._held.worker, self._now_us)
 
     def save(self) -> None:
         """Write the windows and permits that have changed."""
-        for kind, windows, row, stored, bound in self._loaded:
+        for kind, windows, row, stored, head in self._loaded:
             window = windows[row]
             if window == stored[HEAD_BYTES:]:
                 continue
             database = getattr(self._dbs, kind)
-            if bound is None:  # of permits
-                if not window:
+            if head == NO_LIFE:  # permits, or a quota
+                if kind == WINDOWS:
+                    self._rows.note(WINDOWS, row)
+                elif kind == PERMITS and not window:
                     self._txn.delete(row, b"", database)
                     continue
-                if not stored and self._room >= Room.NO_CELLS:
+                elif kind == PERMITS and not stored and self._room >= Room.NO_CELLS:
                     raise lmdb.MapFullError("it has no room for permits of another key")
-                head = NO_LIFE
-            else:
-                head = bound.head
-                if head == NO_LIFE and kind == WINDOWS:
-                    self._rows.note(WINDOWS, row)
             self._txn.put(row, head + window, db=database)
             if not stored:
                 self._rows.recheck_at(self._dbs.ends, self._expires_us(kind, head + window), row, kind)
@@ -265,10 +278,10 @@ class WindowRows:
         # A quota ends by Unix time, whose clock may have been set since the write.
         return self._now_us + ring.expires_us(window, KEPT_US) - self._rows.unix_us()
 
-    def _load(self, kind: str, windows: Windows, row: bytes, stored: bytes, bound: BoundLimit | None) -> None:
+    def _load(self, kind: str, windows: Windows, row: bytes, stored: bytes, head: bytes) -> None:
         """Add a window, given the value of its row."""
         windows[row] = stored[HEAD_BYTES:]
-        self._loaded.append((kind, windows, row, stored, bound))
+        self._loaded.append((kind, windows, row, stored, head))
 
     def save_and_clear(self) -> None:
         """Write all changes, and discard the loaded windows."""
@@ -287,13 +300,3 @@ class WindowRows:
             return False
         self._key_count += 1
         return True
-
-
-def bind(bucket: Bucket, memo: dict[Bucket, Bound], unix_us: Clock) -> Bound:
-    """Compute the `Bound` of a bucket in a store with a Unix time, and store it in a memo."""
-    bound = []
-    for limit in bucket.limits:
-        digest = digest_of(bucket.name, *limit.same_window)  # the same for every amount
-        head, counter = HEAD.pack(limit.life_us), limit.counter_by(unix_us)
-        bound.append(BoundLimit(digest, head, counter))
-    return remember(memo, bucket, tuple(bound))
