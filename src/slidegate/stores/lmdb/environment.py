@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import threading
 import time
 from collections import deque
@@ -31,13 +30,25 @@ from typing import Any, Final, TypeVar
 
 import lmdb
 
-from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, StoreUnavailable, quoted
+from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, StoreUnavailable
 from ...core.events import Event
 from ...core.logs import written
 from ...core.store import COMMAND_DEADLINE_S
 from ..forks import InChild, ProcessLock, begin_anew_if_forked
 from .counts import CountsFile, Options, open_file, restarted
-from .gate import COPYING, DISK_FULL, POLL_S, TURNS, WAIT_S, Gate, check_directory, patience_s, pause, unusable
+from .gate import (
+    COPYING,
+    DISK_FULL,
+    POLL_S,
+    TURNS,
+    WAIT_S,
+    Gate,
+    check_directory,
+    find_path,
+    patience_s,
+    pause,
+    unusable,
+)
 from .kept import Kept, in_background
 from .rows import DAMAGE, Databases
 
@@ -46,8 +57,6 @@ T = TypeVar("T")
 EXAMINE_EVERY_S: Final = 1.0
 NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
 """Errors of LMDB after which it goes on."""
-_ADDRESS: Final = re.compile(r"\w[\w+.-]*:/")
-"""How an address begins, also one that was made a path; it may have a password, which a directory's name would show."""
 
 
 class State(Enum):
@@ -312,7 +321,7 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         ConfigurationError: The path cannot be used, or is open with other options.
         StoreUnavailable: It cannot be opened, and the options say not to create it.
     """
-    real_path = _real_path(path)
+    real_path = find_path(path)
     with _counting:
         environment = _open.setdefault(real_path, Environment(real_path, options))
         if environment.options != options:
@@ -327,20 +336,6 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         close_environment(environment)
         raise
     return environment
-
-
-def _real_path(path: str | PathLike[str]) -> Path:
-    """Return a path without symbolic links.
-
-    Raises:
-        ConfigurationError: It is no path.
-    """
-    try:
-        if path and not _ADDRESS.match(os.fsdecode(path)):
-            return Path(os.path.realpath(path))
-    except (TypeError, ValueError):
-        pass
-    raise ConfigurationError(f'path: expected a directory, for example "/var/lib/app/slidegate", not {quoted(path)}')
 
 
 def close_environment(environment: Environment) -> Future[None] | None:

@@ -15,13 +15,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import threading
 import time
+from os import PathLike
 from pathlib import Path
 from typing import Final
 
-from ...core.errors import ConfigurationError, StoreTimeout
+from ...core.errors import ConfigurationError, StoreTimeout, quoted
 from ..shared import on_loop
 
 GATE: Final = "gate"
@@ -44,11 +46,27 @@ _REMEDIES: Final = {
     errno.EROFS: "mount its file system for writing, or ",
     errno.EACCES: "run all workers as the user that it belongs to, or ",
 }
+_ADDRESS: Final = re.compile(r"\w[\w+.-]*:/")
+"""How an address begins, also one that was made a path; it may have a password, which a directory's name would show."""
 _CLAIM_AFTER_S: Final = 0.002
 _CLAIM_UNTIL_S: Final = 0.05
 
 
 # -- the directory -----------------------------------------------------------------------------------------------------
+
+
+def find_path(path: str | PathLike[str]) -> Path:
+    """Return a path without symbolic links.
+
+    Raises:
+        ConfigurationError: It is no path.
+    """
+    try:
+        if path and not _ADDRESS.match(os.fsdecode(path)):
+            return Path(os.path.realpath(path))
+    except (TypeError, ValueError):
+        pass
+    raise ConfigurationError(f'path: expected a directory, for example "/var/lib/app/slidegate", not {quoted(path)}')
 
 
 def check_directory(path: Path, *, create: bool) -> None:

@@ -241,8 +241,9 @@ class Kept:
                     elif len(stored) <= HEAD.size:  # no row, or a quota of which nothing is spent
                         txn.delete(row, b"", database)
                     elif name.startswith(b"w"):
-                        before = txn.get(row, b"{}", database)
-                        txn.put(row, _quota(stored, before), db=database)
+                        spent, _, until_us, _ = read_head(stored[HEAD.size :])
+                        fields = json.loads(txn.get(row, b"{}", database))  # a later version may have written others
+                        txn.put(row, json_of({**fields, "spent": spent, "until_us": until_us}), db=database)
                     else:
                         txn.put(row, stored, db=database)
 
@@ -337,12 +338,6 @@ def _sync_directory(path: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _quota(stored: bytes, before: bytes) -> bytes:
-    """Return the JSON of a quota, with what a later version has written beside it, given the value of its window."""
-    spent, _, until_us, _ = read_head(stored[HEAD.size :])
-    return json_of({**json.loads(before), "spent": spent, "until_us": until_us})
 
 
 def in_background(work: Callable[[], object]) -> Future[None]:

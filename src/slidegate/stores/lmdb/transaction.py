@@ -108,10 +108,11 @@ class Transactions:
             raise
         if transaction.has_unkept:
             self.env.kept.keep_up()
+        now_us = transaction.rows.now_us
         self.env.pending_events.extend(transaction.events)
         if self.env.counts.room is not Room.PLENTY:
-            self._note_full(transaction.rows.now_us)
-        elif transaction.windows.shares and self.throttle.left_out("keys_shared", transaction.rows.now_us) is not None:
+            self._note_full(now_us)
+        elif transaction.windows.shares and self.throttle.left_out("keys_shared", now_us) is not None:
             self.env.pending_events.append(keys_shared(self.settings.max_keys))
         if self.env.pending_events:
             self.tell()

@@ -22,7 +22,6 @@ Each transaction that changes a row of permits writes the true count of this pro
 from __future__ import annotations
 
 from hashlib import blake2b
-from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 import lmdb
@@ -48,7 +47,6 @@ RENEWED_AT_ONCE: Final = 64
 """The most rows of permits that are renewed in one transaction, which others wait for."""
 
 HEAD_BYTES: Final = HEAD.size
-_CELL: Final = Struct(">H")
 
 
 class BoundLimit(NamedTuple):
@@ -142,7 +140,7 @@ class WindowRows:
             self._load(WINDOWS, self.own, row, stored, bound.head)
             return self.own, row
         number = int.from_bytes(blake2b(row, key=self._dbs.cell_key, digest_size=2).digest(), "big") % SHARED_CELLS
-        cell = _CELL.pack(number) + bound.digest
+        cell = number.to_bytes(2, "big") + bound.digest
         if cell not in self.shared:
             self._load(CELLS, self.shared, cell, self._txn.get(cell, b"", self._dbs.cells), bound.head)
         if not create:
