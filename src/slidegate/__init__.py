@@ -17,8 +17,7 @@ from .core.limit_texts import parse_limits
 from .core.limits import Limit
 from .core.quotas import Quota
 from .findings.inspection import Inspection as _Inspection
-from .limiter import Limiter
-from .limiter.sync import SyncLimiter
+from .limiter import Limiter, SyncLimiter
 from .networks.lists import Networks
 from .networks.mcp import mcp_tool
 from .networks.operators import network

@@ -101,7 +101,7 @@ class Owner:
 
 
 def test_a_rule_is_claimed_once_under_its_own_name_while_its_owner_lives() -> None:
-    unique_id, owners = Limiter().engine.unique_id, [Owner() for _ in range(3)]
+    unique_id, owners = Limiter().engine.owners.identity, [Owner() for _ in range(3)]
     claimed = [unique_id(rule, owners[at]) for rule, at in (("api", 0), ("login", 0), ("api", 1), ("api", 2))]
     assert claimed == ["api", "login", "api#2", "api#3"]
     del owners[1]

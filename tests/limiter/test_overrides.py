@@ -28,7 +28,7 @@ from slidegate.core.errors import closest
 from slidegate.limiter import Override, refresh, workers
 from slidegate.limiter.named_limits import NamedLimit, parse_one
 from slidegate.limiter.overrides import LIMITS as CHANGED_LIMITS
-from slidegate.limiter.workers import WORKERS, PublishedRule, rules_of
+from slidegate.limiter.workers import WORKERS, Publication, PublishedRule, rules_of
 from slidegate.testing import RecordingObserver
 
 from ..asgi import PEER, call, hello
@@ -125,6 +125,16 @@ class Worker:
         """Return the amount of the override that it knows, if that applies; else that in code."""
         amount = amount_by(self.knows[name].limit, name) if name in self.knows else None
         return LIMITS[name][0] if amount is None else amount
+
+
+def limits_of(published: Publication) -> dict[str, str]:
+    """Return the limits that a worker has published, by their names."""
+    return {one.name: one.limit for one in published.rules if one.limit}
+
+
+def changeable(published: Publication) -> set[str]:
+    """Return the names of those that no function returns."""
+    return {one.name for one in published.rules if one.limit and not one.by_function}
 
 
 def amount_by(text: str, name: str) -> int | None:
@@ -320,10 +330,10 @@ class Changes(OnALoop):
         found = self.run(one_worker.limiter.overrides())
         self.read(one_worker)
         assert found == [one for _, one in sorted(self.in_force().items())]
-        published = self.run(one_worker.limiter.engine.workers.others())
-        assert sum(one.workers for one in published) == len(self.others(one_worker))
+        published = self.run(one_worker.limiter.published())
+        assert sum(one.workers for one in published) == bool(one_worker.named) + len(self.others(one_worker))
         assert all(one.is_readable for one in published)
-        found_rules = [(one.same_secret, one.text.limits, one.text.changeable) for one in published]
+        found_rules = [(one.same_secret, limits_of(one), changeable(one)) for one in published]
         for secret, names in self.others(one_worker):
             assert (secret == one_worker.secret, {name: WRITTEN[name] for name in names}, names - FIXED) in found_rules
 
@@ -509,7 +519,7 @@ def test_a_file_tells_and_takes_more_than_one_step_of_limits_on_each_event_loop(
             await anyio.sleep(0.01)
         assert {one.limit.amount for one in worker.limits()} == {2}
         (published,) = await operator.published()
-        assert {one.name for one in published.text.rules} >= {*names}
+        assert {one.name for one in published.rules} >= {*names}
         for limiter in (operator, worker):
             await limiter.close()
 
@@ -591,7 +601,7 @@ async def test_no_step_between_requests_is_longer_with_many_workers_and_limits(w
 @settings(max_examples=30)
 @given(
     st.dictionaries(st.text(max_size=8).filter(lambda name: name not in CHANGE_ROW), JSON, max_size=3),
-    st.dictionaries(st.text(max_size=8).filter(lambda name: name not in PublishedRule.__slots__), JSON, max_size=3),
+    st.dictionaries(st.text(max_size=8).filter(lambda name: name not in PublishedRule._fields), JSON, max_size=3),
 )
 def test_what_a_later_version_writes_besides_is_ignored(of_change: dict[str, Any], of_rule: dict[str, Any]) -> None:
     async def play() -> None:
@@ -606,7 +616,7 @@ def test_what_a_later_version_writes_besides_is_ignored(of_change: dict[str, Any
         await rows.write(b"of later", SharedRow(CHANGED_LIMITS, 0, json.dumps(CHANGE_ROW | of_change).encode(), 10**9))
         await worker.update()
         assert worker.named[0].limit.amount == 6
-        assert [one.text.limits for one in await worker.limiter.published()] == [{"calm": WRITTEN["calm"]}] * 2
+        assert [limits_of(one) for one in await worker.limiter.published()] == [{"calm": WRITTEN["calm"]}] * 2
         assert [one.name for one in await worker.limiter.overrides()] == ["calm"]
         assert worker.observer.kinds.count("secret_differs") == 1
 

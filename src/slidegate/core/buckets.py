@@ -81,9 +81,6 @@ class Bucket:
         self.shadow = shadow
         self.is_fallback = is_fallback
 
-    def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
-        return self.name, self.limits
-
     def under(self, name: str) -> Bucket:
         """Return a bucket with the same limits under another name; both have the same amounts for ever."""
         twin = copy(self)

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from .buckets import Check
-
-
-class TakenPermits(Protocol):
-    """What counts the permits of a worker, as far as a reservation needs it."""
-
-    def give_back(self, units: int) -> None:
-        """Count some of them no longer."""
-
-
-class Refunding(Protocol):
-    """A store, as far as a reservation needs one."""
-
-    def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
-        """See `Store.refund`."""
 
 
 class Reservation:
@@ -34,7 +20,7 @@ class Reservation:
 
     Attributes:
         holder: What renews its permits, in a store whose workers have several.
-        permits: Its permits there, which count until they are split off, or nobody refers to it any more.
+        permits: Counts its permits there until they are split off, or nobody refers to it any more.
         store: The store that charged it, if it is not the limiter's own.
         ended: Whether it was refunded or settled; the remaining units stay charged.
     """
@@ -48,8 +34,8 @@ class Reservation:
         self.marks = marks
         self.units = units
         self.holder: Any = None
-        self.permits: TakenPermits | None = None
-        self.store: Refunding | None = None
+        self.permits: Any = None
+        self.store: object = None
         self.ended = False
 
     def split_off(self, units: int | None = None) -> Reservation | None:

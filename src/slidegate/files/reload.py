@@ -143,7 +143,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             made.policy.rules.written |= self.app.policy.rules.written  # a reload changes limits, and no code
             made.app = self._below  # the stack may have been built again since
             replaced, self.app = self.app, made
-            self.limiter.engine.unregister(replaced)
+            self.limiter.engine.callers.remove(replaced)
             self.limiter.engine.register(made)
             replaced.begin_anew()
             self.limiter.engine.queues.wake()

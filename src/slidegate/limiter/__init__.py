@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.bans.ban import MAX_KEY_BYTES
 from .engine import all_callers, reset_all, switch_all, use_clock
 from .inspect import KeyView
-from .limiter import Limiter, check_cost, inspect_keys, keys_refusing
+from .limiter import Limiter, SyncLimiter, check_cost, inspect_keys, keys_refusing
 from .overrides import Override
 from .rows import Action
 from .workers import Publication, PublishedRule
@@ -18,6 +18,7 @@ __all__ = [
     "Override",
     "Publication",
     "PublishedRule",
+    "SyncLimiter",
     "all_callers",
     "check_cost",
     "inspect_keys",

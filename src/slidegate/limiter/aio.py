@@ -71,7 +71,7 @@ def run_at_once(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that awaits nothing but its turn, and return its result; no other task runs meanwhile.
 
     Raises:
-        RuntimeError: It awaits something else.
+        ConfigurationError: It awaits something else, as a store must not that answers threads.
     """
     before = _is_alone.set(True)
     try:
@@ -82,7 +82,7 @@ def run_at_once(work: Coroutine[Any, Any, T]) -> T:
     finally:
         _is_alone.reset(before)
         work.close()
-    raise RuntimeError(f"{work!r} waits, where nothing can wait for it")
+    raise ConfigurationError("store: answers_threads is true, so the store must not await anything")
 
 
 async def yielding_to_others(many: Iterable[T], step: int) -> AsyncIterator[T]:

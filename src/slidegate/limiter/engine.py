@@ -13,7 +13,7 @@ So it uses `limiter.engine` directly. Nothing here is public: any release may ch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Final, NoReturn, TypeVar
 from weakref import WeakValueDictionary
@@ -28,13 +28,13 @@ from ..core.reservation import Reservation
 from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, NamesKeys, ReleasesPermits, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
-from .aio import answer_of, each_within, finish, in_background, on_asyncio, to_the_end, within
+from .aio import answer_of, finish, in_background, on_asyncio, to_the_end, within
 from .bans import NetworkLookup
 from .callers import BucketCaller, Caller, Callers, Owners, living
 from .failover import Failover, OnError, check_failure_policy
 from .keys import Keys
 from .observers import AnyObserver, ObserverHub
-from .overrides import OverrideCommands, Overrides
+from .overrides import Overrides
 from .portal import Portal
 from .queues import Queues
 from .refresh import FindBan, Hit, Refresher
@@ -88,9 +88,9 @@ class Engine:
         rows: What the workers of the store keep for each other.
         workers: This worker, and what all have published.
         overrides: The limits that operators have changed temporarily.
-        refresher: Reads these from the store beside questions.
+        refresher: Reads these from the store beside questions, and writes them.
         history: What operators and commands have done lately.
-        commands: The commands about overrides.
+        owners: The middlewares that count without a name.
         portal: Runs coroutines for threads without an event loop.
         closed: Whether all queries raise `StoreUnavailable`.
 
@@ -144,27 +144,16 @@ class Engine:
             answers_threads=store.answers_threads,
         )
         self.history = History(self.rows, self.unix_us)
-        self.commands = OverrideCommands(
-            self.rows, self.refresher.refresh, self.overrides, self.workers, self.history, self.unix_us
-        )
-        self.portal = Portal(0 if self.failover is None else deadline_us, answers_threads=store.answers_threads)
-        self._owners = Owners(are_alone=self.per_process)
+        self.portal = Portal(deadline_us, answers_threads=store.answers_threads)
+        self.owners = Owners(are_alone=self.per_process)
         self.closed = False
         all_engines[id(self)] = self
         self.rebuild()
-
-    def unique_id(self, rule: str, owner: object) -> str:
-        """Return an identity for counts without a name; see `Owners.identity`."""
-        return self._owners.identity(rule, owner)
 
     def register(self, caller: Caller) -> None:
         """List a caller as long as it exists, and apply overrides to its limits."""
         self.callers.add(caller)
         self.overrides.register(caller.limits_by_name())
-
-    def unregister(self, caller: Caller) -> None:
-        """Forget a caller, which another one replaces."""
-        self.callers.remove(caller)
 
     async def refund(self, *charges: Sequence[Reservation]) -> bool:
         """Refund what decisions charged, even if the caller is cancelled meanwhile.
@@ -214,8 +203,12 @@ class Engine:
         if self.per_process or not charges or not on_asyncio():
             await self._refund(charges)
             return await answer_of(self.charge(checks))
+
+        async def charge() -> Decision:
+            return await answer_of(self.charge(checks))
+
         # In one iteration of the event loop, so that a store can answer both in one call.
-        charged, _ = await asyncio.gather(answer_of(self.charge(checks)), self._refund(charges))
+        charged, _ = await asyncio.gather(charge(), self._refund(charges))
         return charged
 
     def release(self, decision: Decision) -> Sequence[Reservation]:
@@ -238,19 +231,6 @@ class Engine:
         if self.closed:
             self._refuse()
         return await within(ask(), deadline_s)
-
-    def listed(self, read: Callable[[], Iterable[T] | AsyncIterator[T]]) -> AsyncIterator[T]:
-        """Return what a store lists for an operator, each part within the deadline of a command; others run in between.
-
-        Args:
-            read: Lists it.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
-        if self.closed:
-            self._refuse()
-        return each_within(read())
 
     def expect_permits(self) -> None:
         """Check that the store supports concurrency limits.

@@ -20,7 +20,7 @@ the store is not queried; `breaker` counts its calls, and reports outages. An er
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from inspect import isawaitable
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -36,7 +36,7 @@ from ..core.reservation import Reservation
 from ..core.store import Clock, ReportsLateAnswers, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
-from .aio import is_cancellation, to_the_end, within
+from .aio import answer_to_the_end, is_cancellation, within
 from .breaker import Breaker, Call
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
@@ -48,7 +48,6 @@ STRICTEST_FIRST: Final[tuple[OnError, ...]] = ("deny", "local", "allow")
 """Of the rules of one question, the first of these that one of them has decides."""
 RETRY_US: Final = 1_000_000
 """When a request that is refused without a store may come again; a store that fails is asked once a second."""
-_UNANSWERED: Final[Any] = object()
 _MISTAKES: Final = (ConfigurationError, StoreReadOnly)
 """The errors of a caller, which are no failures of the store."""
 
@@ -68,11 +67,12 @@ def check_on_error(on_error: object) -> OnError:
     Raises:
         ConfigurationError: It is not one of the three values.
     """
-    for choice in STRICTEST_FIRST:
-        if on_error == choice:
-            return choice
-    similar = closest(on_error, STRICTEST_FIRST)
-    raise ConfigurationError(f'expected one of "local", "allow", "deny", not {quoted(on_error)}{similar}', "on_error")
+    if on_error not in STRICTEST_FIRST:
+        similar = closest(on_error, STRICTEST_FIRST)
+        raise ConfigurationError(
+            f'expected one of "local", "allow", "deny", not {quoted(on_error)}{similar}', "on_error"
+        )
+    return on_error
 
 
 class Fallback:
@@ -90,7 +90,8 @@ class Fallback:
 
     def decide(self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], *subjects: Any) -> Decision:
         """Decide as the method `what` of the store does, by the strictest `on_error` of the rules."""
-        choice = self._strictest(checks)
+        choices = [bucket.on_error or self._on_error for bucket, _, _ in checks]
+        choice = min(choices, key=STRICTEST_FIRST.index, default=self._on_error)
         if choice != "local":
             # What is charged has been used already: nothing refuses it.
             allowed = choice == "allow" or what == "charge"
@@ -99,10 +100,6 @@ class Fallback:
         for reservation in decision.reservations:
             reservation.store = self.local  # where it is refunded, too
         return decision
-
-    def _strictest(self, checks: Collection[Check]) -> OnError:
-        choices = {bucket.on_error or self._on_error for bucket, _, _ in checks} or {self._on_error}
-        return next(one for one in STRICTEST_FIRST if one in choices)
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count a strike.
@@ -174,69 +171,60 @@ class Failover:
     def _now_us(self) -> int:
         return self._clock()  # as it is by then: a test may replace it
 
-    # -- questions ---------------------------------------------------------------------------------------------------
+    # -- questions, answered as by the store: at once, or by an awaitable ----------------------------------------------
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
-        answer = self._begin(self._store.hit, checks, subjects)
-        if answer is _UNANSWERED:
-            return self.fallback.decide("hit", checks, subjects)
-        if not isinstance(answer, Decision):
-            return self._wait(answer, self.breaker.call(), self.fallback.decide, "hit", checks, subjects)
-        self._answered_at_once(answer)
-        return answer
+        return self._query(partial(self.fallback.decide, "hit"), self._store.hit, checks, subjects)
 
-    async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Return what `hit` would return now."""
-        return await self._query(partial(self.fallback.decide, "peek"), self._store.peek, checks, subjects)
+        return self._query(partial(self.fallback.decide, "peek"), self._store.peek, checks, subjects)
 
-    async def charge(self, checks: Sequence[Check]) -> Decision:
+    def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Record every cost, whatever the limits."""
-        return await self._query(partial(self.fallback.decide, "charge"), self._store.charge, checks)
+        return self._query(partial(self.fallback.decide, "charge"), self._store.charge, checks)
 
-    async def refund(self, reservations: Sequence[Reservation]) -> bool:
+    def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
         """Refund what a decision charged, in the store that charged it; False if the store does not answer."""
-        if reservations and (local := reservations[0].store) is not None:
-            return await within(local.refund(reservations))
-        return await self._query(lambda _: False, self._store.refund, reservations)
+        if reservations and reservations[0].store is self.local:
+            return self.local.refund(reservations)
+        return self._query(lambda _: False, self._store.refund, reservations)
 
-    async def strike(self, *struck: Any) -> Ban | None:
+    def strike(self, *struck: Any) -> Ban | Awaitable[Ban | None] | None:
         """Count a strike, with the arguments of `BanStore.strike`; during an outage see `Fallback.strike`."""
-        return await self._query(self.fallback.strike, self._store.bans.strike, *struck)
+        return self._query(self.fallback.strike, self._store.bans.strike, *struck)
 
-    async def ban(self, *banned: Any) -> Ban:
+    def ban(self, *banned: Any) -> Ban | Awaitable[Ban]:
         """Ban a key for a request, with the arguments of `BanStore.ban`; during an outage see `Fallback.ban`."""
-        return await self._query(self.fallback.ban, self._store.bans.ban, *banned)
+        return self._query(self.fallback.ban, self._store.bans.ban, *banned)
 
-    async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+    def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        return await self._query(self.fallback.find, self._store.bans.find, subjects)
+        return self._query(self.fallback.find, self._store.bans.find, subjects)
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
-    async def _query(self, decide: Callable[..., T], ask: Callable[..., T | Awaitable[T]], *asked: Any) -> T:
-        """Return the store's answer, or what `decide` returns if none comes in time."""
-        answer = self._begin(ask, *asked)
-        if answer is _UNANSWERED:
-            return decide(*asked)
-        if isawaitable(answer):
-            return await self._wait(answer, self.breaker.call(), decide, *asked)
-        self._answered_at_once(answer)
-        answered: T = answer
-        return answered
-
-    def _begin(self, ask: Callable[..., Any], *asked: Any) -> Any:
-        """Query the store; return its answer, an awaitable of it, or `_UNANSWERED`."""
+    def _query(self, decide: Callable[..., T], ask: Callable[..., T | Awaitable[T]], *asked: Any) -> T | Awaitable[T]:
+        """Return the store's answer, an awaitable of it, or what `decide` returns if none comes in time."""
         if self.breaker.is_open and not self.breaker.may_ask():
-            return _UNANSWERED
+            return decide(*asked)
         try:
-            return ask(*asked, self._deadline_s)
+            answer = ask(*asked, self._deadline_s)
         except _MISTAKES:
             self.breaker.forget(None)
             raise
         except Exception as error:
             self.breaker.failed(None, error)
-            return _UNANSWERED
+            return decide(*asked)
+        if not isinstance(answer, Decision) and isawaitable(answer):
+            return self._wait(answer, self.breaker.call(), decide, *asked)
+        # An answer that was not awaited counts, unless a store with a server has given it from its memory.
+        if self._has_server:
+            self.breaker.forget(None)
+        else:
+            self._answered(None, answer)
+        return answer
 
     async def _wait(self, answer: Awaitable[T], call: Call, decide: Callable[..., T], *asked: Any) -> T:
         """Return an answer, or what `decide` returns if it does not come in time.
@@ -283,14 +271,7 @@ class Failover:
             return
         decision = answer.result()
         if isinstance(decision, Decision) and (charged := decision.begin_refund()):
-            await to_the_end(self.refund(charged))
-
-    def _answered_at_once(self, answer: object) -> None:
-        """Count an answer that was not awaited, unless a store with a server has given it from its memory."""
-        if self._has_server:
-            self.breaker.forget(None)
-        else:
-            self._answered(None, answer)
+            await answer_to_the_end(self.refund(charged))
 
     def _answered(self, call: Call | None, answer: object) -> None:
         breaker = self.breaker

@@ -17,15 +17,6 @@ TOGETHER: Final = 100
 """How many checks are queried in one step: a few milliseconds of work for the store and for this process."""
 
 
-def one_of_each(buckets: Iterable[Bucket]) -> list[Bucket]:
-    """Return buckets without those whose windows a later one has, too."""
-    found: dict[object, Bucket] = {}
-    for bucket in buckets:
-        windows = tuple([limit.same_window for limit in bucket.limits])
-        found[bucket.name, windows] = bucket
-    return [*found.values()]
-
-
 class KeyView(NamedTuple):
     """The windows of a key. Times are microseconds of the store's time.
 
@@ -55,31 +46,31 @@ async def read_keys(command: Command, store: Store, wanted: Sequence[tuple[str, 
     Raises:
         StoreError: The store does not answer.
     """
-    checks: list[Check] = []
-    for key, used in wanted:
-        checks += [(bucket, key, 0) for bucket in _counting(used)]
-    steps = [checks[first : first + TOGETHER] for first in range(0, len(checks), TOGETHER)]
-    if not steps:
-        steps = [[]]  # only the time is queried
+    counting = [_one_of_each(buckets) for _, buckets in wanted]
+    checks = [(bucket, key, 0) for (key, _), own in zip(wanted, counting, strict=True) for bucket in own]
     states: list[LimitState] = []
-    for number, some in enumerate(steps):
-        if number:
-            await let_others_run()
-        snapshot = await command(partial(store.inspect, some))
+    for first in range(0, max(len(checks), 1), TOGETHER):  # without checks, the time alone is asked for
+        some = checks[first : first + TOGETHER]
+        snapshot: Snapshot = await command(partial(store.inspect, some))
         states += states_in(snapshot, some)
-    now_us, unix_us, _ = snapshot
+        await let_others_run()
     left = iter(states)
     views: list[KeyView] = []
-    for key, used in wanted:
-        number_of_limits = sum(len(bucket.limits) for bucket in _counting(used))
-        by_function = dict.fromkeys([bucket.label for bucket in used if bucket.is_fallback])
-        views.append(KeyView(key, now_us, unix_us, tuple(islice(left, number_of_limits)), tuple(by_function)))
+    for (key, buckets), own in zip(wanted, counting, strict=True):
+        windows = tuple(islice(left, sum(len(bucket.limits) for bucket in own)))
+        by_function = dict.fromkeys([bucket.label for bucket in buckets if bucket.is_fallback])
+        views.append(KeyView(key, snapshot.now_us, snapshot.unix_us, windows, tuple(by_function)))
     return views
 
 
-def _counting(used: Iterable[Bucket]) -> list[Bucket]:
-    """Return the buckets whose limits are known, each window once."""
-    return one_of_each([bucket for bucket in used if not bucket.is_fallback])
+def _one_of_each(buckets: Iterable[Bucket]) -> list[Bucket]:
+    """Return the buckets whose limits are known, without those whose windows a later one has, too."""
+    found: dict[object, Bucket] = {}
+    for bucket in buckets:
+        if not bucket.is_fallback:
+            windows = tuple([limit.same_window for limit in bucket.limits])
+            found[bucket.name, windows] = bucket
+    return [*found.values()]
 
 
 def states_in(snapshot: Snapshot, checks: Iterable[Check]) -> list[LimitState]:

@@ -76,11 +76,14 @@ class Keys:
     """
 
     def __init__(self, secret: AnySecret | None) -> None:
-        self._hash = keyed(secret)
+        encoded = read_secret(secret)
+        self._hash = blake2b(person=_PERSON, digest_size=16)
+        if encoded is not None:
+            self._hash = blake2b(key=encoded, digest_size=16)
         self.cache: dict[AnyKey, NormalizedKey] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
         self.names_key: bytes | None = None
-        if has_secret(secret):
+        if encoded is not None:
             self.names_key = self.digest("names", b"").encode()
         self.fingerprint = self.digest("fingerprint", b"")
 
@@ -117,13 +120,8 @@ class Keys:
         return text
 
 
-def has_secret(secret: AnySecret | None) -> bool:
-    """Return whether there is a secret: one that is given, or one in the environment."""
-    return secret is not None or SECRET_VARIABLE in os.environ
-
-
-def keyed(secret: object) -> blake2b:
-    """Return what makes digests: with a secret, with that in the environment, or without one.
+def read_secret(secret: object) -> bytes | None:
+    """Return the bytes of a secret, or of that in the environment; None if there is none.
 
     Raises:
         ConfigurationError: It is no secret; the message says where it comes from.
@@ -132,7 +130,7 @@ def keyed(secret: object) -> blake2b:
     if secret is None:
         what, secret = SECRET_VARIABLE, os.environ.get(SECRET_VARIABLE)
         if secret is None:
-            return blake2b(person=_PERSON, digest_size=16)
+            return None
     try:
         secret = revealed(secret)
         encoded = secret.encode() if isinstance(secret, str) else secret
@@ -141,7 +139,7 @@ def keyed(secret: object) -> blake2b:
     if not isinstance(encoded, bytes) or not 16 <= len(encoded) <= 64:
         # A value of the wrong length may still be a secret, so the message does not include it.
         raise ConfigurationError("expected 16 to 64 bytes, for example from secrets.token_hex(32)", what)
-    return blake2b(key=encoded, digest_size=16)
+    return encoded
 
 
 def _ban_subjects(key: str, spelled: str) -> tuple[BanSubject, ...]:

@@ -1,30 +1,28 @@
 """Overrides: temporary changes of the amounts of limits, for all workers that share a store.
 
 They are rows of the store, see `rows`, of the kind ``limits`` with the number 0, under a digest of the limit's name,
-and expire with these. `OverrideCommands` checks and writes them, and `refresh` reads them. Each time they have changed,
-a worker sets the amounts of its limits anew, see `AnyLimit.become`: that of the override of that name, or that in code.
-The name ``*`` with the limit ``off`` switches all workers off. In a store without rows, overrides apply to this process
-only.
+and expire with these. `refresh` writes and reads them. Each time they have changed, a worker sets the amounts of its
+limits anew, see `AnyLimit.become`: that of the override of that name, or that in code. The name ``*`` with the limit
+``off`` switches all workers off. In a store without rows, overrides apply to this process only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from datetime import UTC, datetime
-from hashlib import blake2b
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ..core.bans.ban import clean_reason
+from ..core.bans.ban import clean_reason, moment
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.events import Event
-from ..core.store import Clock, SharedRow
-from ..core.stored import json_of, read_json
+from ..core.store import Clock
+from ..core.stored import read_json
 from ..stores.forks import ProcessLock
 from .aio import yielding_to_others
 from .callers import Callers
 from .named_limits import NamedLimit, check_limit_name, parse_one, text_of_limit
-from .rows import UNREADABLE, Action, History, Rows, check_moment
-from .workers import Publication, Workers
+from .rows import UNREADABLE, check_moment
+from .workers import Publication, PublishedRule
 
 LIMITS: Final = "limits"
 """The kind of the rows with overrides."""
@@ -60,15 +58,15 @@ class Override(NamedTuple):
     @property
     def since(self) -> datetime:
         """When it was changed (UTC)."""
-        return datetime.fromtimestamp(self.since_us / 1_000_000, UTC)
+        return moment(self.since_us)
 
     @property
     def until(self) -> datetime:
         """When it ends (UTC)."""
-        return datetime.fromtimestamp(self.until_us / 1_000_000, UTC)
+        return moment(self.until_us)
 
 
-def checked(name: str, limit: str) -> str:
+def check_override(name: str, limit: str) -> str:
     """Return the text of an override in its canonical form.
 
     Raises:
@@ -91,7 +89,7 @@ def override_in(value: bytes) -> Override | None:
     """Return the override of a row; None if it is of a kind that this version does not know."""
     try:
         override = read_json(Override, value)
-        checked(override.name, override.limit)
+        check_override(override.name, override.limit)
         clean_reason(override.by, "by")
         clean_reason(override.reason)
         check_moment(override.since_us)
@@ -178,7 +176,7 @@ class Overrides:
             self.version += bool(changes)
             self._changed()
         for change in changes:
-            override = change.override or before.get(change.name) or self.in_force.get(change.name)
+            override = change.override or before.get(change.name)
             if override is not None:
                 self._emit(_event_of(change, override))
 
@@ -233,108 +231,32 @@ def _event_of(change: _Change, override: Override) -> Event:
     return Event("limit_overridden", f"{amount} {until}, and was {change.was}{author}", details)
 
 
-class OverrideCommands:
-    """What operators do with overrides.
+async def check_published(publications: Iterable[Publication], name: str, limit: str) -> bool:
+    """Check a change against what workers have published; return whether one of them has a limit of this name.
 
-    Args:
-        rows: The rows of the store.
-        refresh: Reads the overrides from the store, and applies them.
-        overrides: Those in force in this process.
-        workers: The workers of the store.
-        history: Keeps what was done.
-        unix_us: Returns Unix time in microseconds.
+    Raises:
+        ConfigurationError: It cannot be changed to this; or no worker has it, and the name is nearly one that has.
     """
-
-    def __init__(
-        self,
-        rows: Rows,
-        refresh: Callable[[], Awaitable[None]],
-        overrides: Overrides,
-        workers: Workers,
-        history: History,
-        unix_us: Clock,
-    ) -> None:
-        self._rows = rows
-        self._refresh = refresh
-        self._overrides = overrides
-        self._workers = workers
-        self._history = history
-        self._unix_us = unix_us
-
-    async def set(self, name: str, limit: str, length_us: int, reason: str, by: str) -> Override:
-        """Change a limit for all workers; for this one immediately.
-
-        Raises:
-            ConfigurationError: It cannot be changed to this, or the name is probably mistyped; nothing is written.
-            StoreError: The store does not answer.
-        """
-        text = checked(name, limit)
-        is_published = name == ALL or await self._is_published(name, limit)
-        await self._refresh()  # which raises, so that nothing is written, if the store fails
-        now_us = self._unix_us()
-        override = Override(name, text, by, reason, now_us, now_us + length_us, is_published)
-        await self._write(override, length_us)
-        await self._history.add(Action("override", name, by, reason, text, now_us, override.until_us))
-        return override
-
-    async def unset(self, name: str, by: str) -> bool:
-        """End the override of a limit; False if it has none.
-
-        Raises:
-            ConfigurationError: `name` cannot be the name of a limit.
-            StoreError: The store does not answer.
-        """
-        if name != ALL:
-            check_limit_name(name)
-        await self._refresh()
-        override = self._overrides.in_force.get(name)
-        if override is None:
-            return False
-        await self._write(override, 0)
-        await self._history.add(Action("restore", name, by, at_us=self._unix_us()))
-        return True
-
-    async def listed(self) -> list[Override]:
-        """Return the overrides in the store, sorted by their names.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
-        await self._refresh()
-        return sorted(self._overrides.in_force.values(), key=lambda override: override.name)
-
-    async def _write(self, override: Override, kept_us: int) -> None:
-        digest = blake2b(override.name.encode(), digest_size=8).digest()
-        await self._rows.write(digest, SharedRow(LIMITS, 0, json_of(override._asdict()), kept_us))
-        await self._refresh()
-
-    async def _is_published(self, name: str, limit: str) -> bool:
-        """Check a change against the limits of workers; return whether one of them has a limit of this name.
-
-        Raises:
-            ConfigurationError: It cannot be changed to this; or no worker has it, and the name is nearly one that has.
-        """
-        is_published = False
-        names: set[str] = set()
-        async for one in yielding_to_others(await self._workers.all(), _STEP):
-            names |= one.text.changeable
-            if name in one.text.limits:
-                is_published = True
-                _check_change(one, name, limit)
-        if not is_published and (hint := closest(name, sorted(names))):
-            raise ConfigurationError(
-                f"limit {name!r}: no rule has a limit of this name, as response headers show it{hint}"
-            )
-        return is_published
+    is_published = False
+    names: set[str] = set()
+    async for one in yielding_to_others(publications, _STEP):
+        rules = [rule for rule in one.rules if rule.limit]
+        names |= {rule.name for rule in rules if not rule.by_function}
+        having = [rule for rule in rules if rule.name == name]
+        if having:
+            is_published = True
+            _check_change(having, limit)
+    if not is_published and (hint := closest(name, sorted(names))):
+        raise ConfigurationError(f"limit {name!r}: no rule has a limit of this name, as response headers show it{hint}")
+    return is_published
 
 
-def _check_change(published: Publication, name: str, limit: str) -> None:
-    """Check that a limit of this name can be changed to another.
+def _check_change(rules: Sequence[PublishedRule], limit: str) -> None:
+    """Check that the limit of one name of some rules can be changed to another.
 
     Raises:
         ConfigurationError: None can, as of a function, or with another window.
     """
-    rules = published.text.having(name)
     if any(rule.named().takes(limit) for rule in rules):
         return
     changeable = [rule for rule in rules if not rule.by_function]

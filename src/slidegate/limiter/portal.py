@@ -20,6 +20,7 @@ from ..core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from ..core.store import COMMAND_DEADLINE_S
 from ..stores.forks import InChild, ProcessLock, begin_anew_if_forked
 from ..stores.shared import on_loop
+from .aio import run_at_once
 
 T = TypeVar("T")
 
@@ -146,12 +147,7 @@ class Portal:
             )
         if not self.closed and (suspends or not self._answers_threads):
             return self._run_on_loop(work, min(max_s, TIMEOUT_MAX))
-        try:
-            work.send(None)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
-        work.close()
-        raise ConfigurationError("store: answers_threads is true, so the store must not await anything")
+        return run_at_once(work)
 
     def _run_on_loop(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the loop, and return its result. An interrupt of the caller, as by Ctrl-C, cancels it.

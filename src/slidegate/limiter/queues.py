@@ -180,13 +180,6 @@ class Queue:
         return Decision(False, Reason.LIMITED, last.now_us, checks, readings)
 
 
-def pause_before(room_us: int) -> float:
-    """Return how long the first waiter sleeps before it asks again, if it has room then."""
-    if not room_us:  # a permit, whose return nobody announces
-        return PAUSE_S
-    return min(room_us / 1_000_000, PAUSE_S)
-
-
 def now_s() -> float:
     """Return monotonic time in seconds, the same in all threads and event loops.
 
@@ -317,7 +310,7 @@ class Queues:
                 if room_us is None:
                     return decision
                 queue.note_refusal(waiter, decision, room_us)
-                pause_s = pause_before(room_us)
+                pause_s = min(room_us / 1_000_000 or PAUSE_S, PAUSE_S)  # nobody announces the return of a permit
             if queue.is_hopeless(waiter):
                 return decision
             await waiter.sleep(pause_s)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from hashlib import blake2b
 from inspect import isawaitable
 from time import monotonic
 from typing import Any, Final, TypeAlias, TypeVar
@@ -28,7 +29,8 @@ from ..core.errors import StoreError
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.reservation import Reservation
-from ..core.store import COMMAND_DEADLINE_S, ReadRow
+from ..core.store import COMMAND_DEADLINE_S, ReadRow, SharedRow
+from ..core.stored import json_of
 from ..stores.shared import running_loop
 from ..stores.system_clock import SystemClock
 from .aio import End, answer_of, in_background, on_asyncio, run_at_once, wait_for_end, within, yielding_to_others
@@ -239,6 +241,16 @@ class Refresher:
         rows = await self._rows.read(LIMITS, 0, 0, deadline_s)
         self._apply(number, await self._parse_in_steps(rows))
 
+    async def write(self, override: Override, kept_us: int) -> None:
+        """Write an override for all workers, and apply it here at once; 0 microseconds end it.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        digest = blake2b(override.name.encode(), digest_size=8).digest()
+        await self._rows.write(digest, SharedRow(LIMITS, 0, json_of(override._asdict()), kept_us))
+        await self.refresh()
+
     async def end(self) -> None:
         """Delete the row of this worker, after what runs: a read may write the row once more at its end."""
         for running in (self._reads, self._writes):
@@ -263,9 +275,9 @@ class Refresher:
         """Record how fresh the overrides are, and write what this worker has to say beside them."""
         self.fresh_until_ns = asked_ns + STALE_NS
         if self._workers.is_due():
-            _begun(self._write(), self._writes)
+            _begun(self._publish(), self._writes)
 
-    async def _write(self) -> None:
+    async def _publish(self) -> None:
         try:
             await self._workers.write(DEADLINE_S)
         except Exception as error:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, Protocol
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..core.arguments import check_whole
+from ..core.bans.ban import moment
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import escaped, logger, written
 from ..core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows
@@ -50,11 +51,8 @@ class Row(NamedTuple):
     value: bytes
 
 
-class Command(Protocol):
-    """Asks the store as an operator's command does; see `Engine.command`."""
-
-    async def __call__(self, ask: Callable[[], Any], deadline_s: float = COMMAND_DEADLINE_S, /) -> Any:
-        """Return the answer of the store."""
+Command: TypeAlias = Callable[..., Awaitable[Any]]
+"""Asks the store as an operator's command does; see `Engine.command`."""
 
 
 class Rows:
@@ -193,12 +191,12 @@ class Action(NamedTuple):
     @property
     def at(self) -> datetime:
         """When it was done (UTC)."""
-        return datetime.fromtimestamp(self.at_us / 1_000_000, UTC)
+        return moment(self.at_us)
 
     @property
     def until(self) -> datetime | None:
         """When what was done ends (UTC); None for never."""
-        return None if self.until_us is None else datetime.fromtimestamp(self.until_us / 1_000_000, UTC)
+        return None if self.until_us is None else moment(self.until_us)
 
 
 class History:

@@ -21,12 +21,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from operator import attrgetter
 from struct import Struct
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..core.errors import StoreError
 from ..core.events import Event
@@ -57,9 +56,10 @@ _MEMO: Final = 256
 """How many texts of other workers are remembered."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedRule:
+class PublishedRule(NamedTuple):
     """One limit of a rule, or a rule without limits, as its worker has published it.
+
+    The first fields are those by which rules are in order.
 
     Attributes:
         name: The name of the limit in header fields; empty without a limit.
@@ -91,15 +91,15 @@ class PublishedRule:
         size: Of a list how many ranges it has; `ranges` are empty if they are too many to be published.
     """
 
+    middleware: str = ""
+    order: int = 0
+    rule: str = ""
     name: str = ""
     limit: str = ""
-    rule: str = ""
     key: str = ""
     action: str = "limit"
     shadow: bool = False
     by_function: bool = False
-    order: int = 0
-    middleware: str = ""
     bucket: str = ""
     requests: str = ""
     conditional: bool = False
@@ -139,40 +139,7 @@ class PublishedRule:
         return parse_one(text)
 
 
-NAMES: Final = tuple(one.name for one in fields(PublishedRule))
-"""The names of its fields."""
-_IN_ORDER: Final = attrgetter("middleware", "order", "rule", "name", *NAMES)
-"""All fields of a rule, so that the order is the same in equal workers."""
-_DEFAULTS: Final = PublishedRule()
-
-
-class PublishedRules:
-    """The rules of one text, which equal workers have in common.
-
-    Args:
-        rules: The rules.
-
-    Attributes:
-        rules: The rules, in order.
-        limits: The limits as configured in code, by their names in header fields: ``{"api": "50/1m"}``.
-        changeable: The names of limits that `Limiter.override` can change.
-    """
-
-    def __init__(self, rules: Iterable[PublishedRule]) -> None:
-        self.rules = tuple(rules)
-        self._by_name: dict[str, list[PublishedRule]] = {}
-        for rule in self.rules:
-            if rule.limit:
-                self._by_name.setdefault(rule.name, []).append(rule)
-        self.limits = {name: having[0].limit for name, having in self._by_name.items()}
-        self.changeable = {rule.name for rule in self.rules if rule.limit and not rule.by_function}
-
-    def having(self, name: str) -> Sequence[PublishedRule]:
-        """Return the rules with a limit of this name."""
-        return self._by_name.get(name, ())
-
-
-NO_RULES: Final = PublishedRules(())
+_DEFAULTS: Final[dict[str, Any]] = PublishedRule._field_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +148,13 @@ class Publication:
 
     Attributes:
         workers: How many workers these are, by what they wrote within the last minute.
-        text: Their rules; none if `is_readable` is false.
+        rules: Their rules, in order; none if `is_readable` is false.
         same_secret: Whether their digests of API keys and similar values are those of this limiter.
         is_readable: Whether the text of the rules was there, and this version can read it.
     """
 
     workers: int
-    text: PublishedRules = field(repr=False)
+    rules: Sequence[PublishedRule] = field(repr=False)
     same_secret: bool = True
     is_readable: bool = True
 
@@ -202,7 +169,7 @@ def rules_of(limits: Iterable[NamedLimit], **shared: Any) -> list[PublishedRule]
     found = []
     for one in limits:
         about: dict[str, Any] = {"shadow": one.shadow, "by_function": not one.changeable, **shared}
-        found.append(PublishedRule(one.name, rule=one.rule, **fields_of(one.configured), **about))
+        found.append(PublishedRule(name=one.name, rule=one.rule, **fields_of(one.configured), **about))
     return found
 
 
@@ -216,7 +183,7 @@ def fields_of(limit: AnyLimit) -> dict[str, Any]:
 
 def _line_of(rule: PublishedRule) -> bytes:
     """Return the line of a rule; a field with its default value is left out."""
-    said = {name: value for name in NAMES if (value := getattr(rule, name)) != getattr(_DEFAULTS, name)}
+    said = {name: value for name, value in rule._asdict().items() if value != _DEFAULTS[name]}
     return b"\n" + json.dumps(said, ensure_ascii=False).encode()
 
 
@@ -224,9 +191,9 @@ def _rule_in(line: bytes) -> PublishedRule | None:
     """Return the rule of a line; None if a later version has written it in a way that this one cannot read."""
     try:
         said = json.loads(line)
-        known = {name: said[name] for name in NAMES if name in said}
+        known = {name: said[name] for name in _DEFAULTS if name in said}
         for name, value in known.items():
-            if type(value) is not type(getattr(_DEFAULTS, name)):
+            if type(value) is not type(_DEFAULTS[name]):
                 return None
         rule = PublishedRule(**known)
         if rule.limit:
@@ -265,7 +232,7 @@ class Workers:
         self._unix_us = unix_us
         self._emit = emit
         self._written_by = NOBODY
-        self._texts: dict[int, tuple[str, PublishedRules]] = {}
+        self._texts: dict[int, tuple[str, Sequence[PublishedRule]]] = {}
         """The fingerprints and rules of texts, by their digests."""
         self._throttle = Throttle(_WARN_EVERY_S)
 
@@ -292,18 +259,17 @@ class Workers:
         # If it fails, it is tried again as late as after a success: a sick store is not asked more often.
         self.due_s = monotonic() + WRITE_EVERY_S
         self._written_by = self._rows.worker
-        text = await self._text()
-        digest = int.from_bytes(blake2b(text, digest_size=8).digest()) >> 2  # a row's number has 62 bits
+        text = await self._text(await self._own_rules())
+        digest = _digest_of(text)
         if not await self._rows.read(RULES, digest, digest, deadline_s):
             await self._rows.write(NOBODY, SharedRow(RULES, digest, text, TEXT_KEPT_US), deadline_s)
         row = SharedRow(WORKERS, 0, _LIFE.pack(digest, self._unix_us()), KEPT_US)
         await self._rows.write(self._rows.worker, row, deadline_s)
         await self._compare_secrets(deadline_s)
 
-    async def _text(self) -> bytes:
+    async def _text(self, rules: Sequence[PublishedRule]) -> bytes:
         """Return the text of what this worker publishes, as much of it as a row can have."""
         text = bytearray(json.dumps({"version": VERSION, "secret": self._fingerprint}).encode())
-        rules = await self._own_rules()
         count = 0
         async for rule in yielding_to_others(rules, AT_ONCE):
             line = _line_of(rule)
@@ -315,12 +281,12 @@ class Workers:
             logger.warning("of %d rules and limits, other workers and tools see the first %d", len(rules), count)
         return bytes(text)
 
-    async def _own_rules(self) -> list[PublishedRule]:
+    async def _own_rules(self) -> Sequence[PublishedRule]:
         """Return the rules of this process, in an order that equal workers have in common."""
         rules: set[PublishedRule] = set()
         async for rule in yielding_to_others(self._own() or (), AT_ONCE):
             rules.add(rule)
-        return sorted(rules, key=_IN_ORDER)
+        return tuple(sorted(rules))
 
     async def _compare_secrets(self, deadline_s: float) -> None:
         """Report if other workers have another secret: they know clients by other digests."""
@@ -346,40 +312,27 @@ class Workers:
 
     # -- what all have published ---------------------------------------------------------------------------------------
 
-    async def others(self) -> list[Publication]:
-        """Return what the other workers have published within a minute, once for equal ones.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
-        found = []
-        for digest, count in sorted((await self._living(COMMAND_DEADLINE_S)).items()):
-            text = await self._text_of(digest)
-            if text is None:
-                found.append(Publication(count, NO_RULES, is_readable=False))
-            else:
-                fingerprint, rules = text
-                found.append(Publication(count, rules, same_secret=fingerprint == self._fingerprint))
-            await let_others_run()
-        return found
-
     async def all(self) -> list[Publication]:
         """Return what all workers publish, once for equal ones: those that are equal to this process come first.
 
         Raises:
             StoreError: The store does not answer.
         """
-        found = await self.others()
-        if self._own() is None:
-            return found
-        own = PublishedRules(await self._own_rules())
-        workers, differing = 1, []
-        for one in found:
-            if one.is_readable and one.same_secret and one.text.rules == own.rules:
-                workers += one.workers
+        living = await self._living(COMMAND_DEADLINE_S)
+        found: list[Publication] = []
+        if self._own() is not None:
+            rules = await self._own_rules()
+            equals = living.pop(_digest_of(await self._text(rules)), 0)
+            found.append(Publication(1 + equals, rules))
+        for digest, count in sorted(living.items()):
+            text = await self._text_of(digest, COMMAND_DEADLINE_S)
+            if text is None:
+                found.append(Publication(count, (), is_readable=False))
             else:
-                differing.append(one)
-        return [Publication(workers, own), *differing]
+                fingerprint, published = text
+                found.append(Publication(count, published, same_secret=fingerprint == self._fingerprint))
+            await let_others_run()
+        return found
 
     async def _living(self, deadline_s: float) -> Counter[int]:
         """Return the digests of what other workers have published, and how many workers each has."""
@@ -389,7 +342,7 @@ class Workers:
                 found[_LIFE.unpack_from(row.value)[0]] += 1
         return found
 
-    async def _text_of(self, digest: int, deadline_s: float = COMMAND_DEADLINE_S) -> tuple[str, PublishedRules] | None:
+    async def _text_of(self, digest: int, deadline_s: float) -> tuple[str, Sequence[PublishedRule]] | None:
         """Return the fingerprint and the rules of a text; None if it is gone, and will be written again, or unreadable.
 
         Lines that this version cannot read are left out.
@@ -409,4 +362,9 @@ class Workers:
             rule = _rule_in(line)
             if rule is not None:
                 rules.append(rule)
-        return remember(self._texts, digest, (fingerprint, PublishedRules(rules)), _MEMO)
+        return remember(self._texts, digest, (fingerprint, tuple(rules)), _MEMO)
+
+
+def _digest_of(text: bytes) -> int:
+    """Return the number of the row with a text: a digest of 62 bits, the most that one has."""
+    return int.from_bytes(blake2b(text, digest_size=8).digest()) >> 2

@@ -96,7 +96,7 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     """
     reader = FactsOfRules(Subject(limiter, key))
     published = answers.published
-    rules = [rule for publication in published for rule in publication.text.rules]
+    rules = [rule for publication in published for rule in publication.rules]
     keys = {reader.subject.key, *(reader.subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
     refusals: list[LoggedEvent] | None = None
     if answers.events is not None:
@@ -122,7 +122,7 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
         if not publication.is_readable:
             reader.leave_out("rules of another version", f"{publication.workers} workers")
             continue
-        for row in dict.fromkeys(reader.rows_of(publication.text.rules)):
+        for row in dict.fromkeys(reader.rows_of(publication.rules)):
             rows[row] = rows.get(row, 0) + publication.workers
     workers = sum(publication.workers for publication in published)
     of_some = [_of_workers(row, having, workers) for row, having in rows.items()]

@@ -37,7 +37,7 @@ class RuleRow(NamedTuple):
 def rule_rows(published: Sequence[Publication]) -> list[RuleRow]:
     """Return the rules of all workers: what the first of equal workers enforce, and where others differ."""
     readable = [publication for publication in published if publication.is_readable]
-    groups = [_by_name(publication.text.rules) for publication in readable]
+    groups = [_by_name(publication.rules) for publication in readable]
     rows = []
     for name in dict.fromkeys(name for group in groups for name in group):
         texts = [group.get(name, "") for group in groups]

@@ -41,7 +41,7 @@ def where_banned(published: Sequence[Publication], key: str) -> str:
 def _rules_that_read(published: Sequence[Publication], key: str) -> Iterator[PublishedRule]:
     """Yield the rules that read the kind of a key, and refuse it while it is banned."""
     for publication in published:
-        for rule in publication.text.rules:
+        for rule in publication.rules:
             # A rule in shadow refuses nobody. A policy in shadow bans nobody, and obeys the bans of others.
             if rule.shadow and rule.action != "ban":
                 continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
@@ -85,7 +84,7 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
         if not published.limit.isdigit():  # a request takes one permit, whatever it costs
             costs = {"cost": charging.cost, "cost_by_function": charging.cost_function is not None}
         is_leased = _may_be_leased(limit.configured, policy) and not charging.count_denied
-        yield replace(published, wait_us=charging.wait_us, leased=is_leased, **costs)
+        yield published._replace(wait_us=charging.wait_us, leased=is_leased, **costs)
 
 
 def _may_be_leased(limit: AnyLimit, policy: Policy) -> bool:

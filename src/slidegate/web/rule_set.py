@@ -304,7 +304,7 @@ class Names:
         """Return a name that no other middleware has, and that is stable when a configuration file is reloaded."""
         self.has_unnamed = True
         owner = self if self._owner is None else self._owner  # kept here, it would be a cycle
-        return self._engine.unique_id(self._prefix + identity, owner)
+        return self._engine.owners.identity(self._prefix + identity, owner)
 
 
 def method_of(scope: Scope) -> Any:

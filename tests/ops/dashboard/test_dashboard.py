@@ -578,17 +578,10 @@ def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(getattr(ask, "__qualname__", str(ask)))
         return await command(ask, *more)
 
-    listed = site.limiter.engine.listed
-
-    def noted_pages(pages: Callable[[], Any]) -> Any:
-        asked.append("bans")
-        return listed(pages)
-
     for holder in (site.limiter.engine, site.limiter.engine.rows, site.limiter.engine.refresher):
         for name in ("command", "_command"):
             if hasattr(holder, name):
                 monkeypatch.setattr(holder, name, noted)
-    monkeypatch.setattr(site.limiter.engine, "listed", noted_pages)
     return asked
 
 

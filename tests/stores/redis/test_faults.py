@@ -27,6 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError, parse_limits
 from slidegate.core import Bucket, Event, Reason, StoreUnavailable, parse_address
 from slidegate.limiter import breaker, failover
+from slidegate.limiter.aio import answer_of
 from slidegate.stores.redis import RedisStore, held, line, poll
 from slidegate.testing import RecordingObserver
 
@@ -175,7 +176,7 @@ async def test_refused_writes_are_one_outage_whatever_is_answered_that_needs_non
             for _ in range(5):
                 await asyncio.sleep(breaker.OPEN_US / 1_000_000)
                 assert (await limiter.peek("key", LIMIT)).reason is Reason.OK
-                assert await limiter.engine.failover.find(("key",)) is None
+                assert await answer_of(limiter.engine.failover.find(("key",))) is None
                 assert await site.hits(2, "spent") == [LIMITED] * 2
                 assert await site.hits(2) == [OPENED] * 2
             for ask in (*probes, *probes, lambda: asyncio.gather(*[ask() for ask in probes])):

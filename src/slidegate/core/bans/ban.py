@@ -58,14 +58,14 @@ class Ban(NamedTuple):
     @property
     def since(self) -> datetime:
         """When it began (UTC)."""
-        return _moment(self.since_us)
+        return moment(self.since_us)
 
     @property
     def until(self) -> datetime | None:
         """When it ends (UTC); None for never."""
         if self.until_us is None:
             return None
-        return _moment(self.until_us)
+        return moment(self.until_us)
 
     def left_us(self, now_us: int) -> int | None:
         """Return the time left at a Unix time, in microseconds; None for ever."""
@@ -167,5 +167,6 @@ def clean_reason(reason: object, name: str = "reason") -> str:
     return escaped(reason.strip(), MAX_REASON)
 
 
-def _moment(unix_us: int) -> datetime:
+def moment(unix_us: int) -> datetime:
+    """Return a Unix time in microseconds as a date (UTC)."""
     return _EPOCH + timedelta(microseconds=unix_us)

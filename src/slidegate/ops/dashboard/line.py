@@ -207,7 +207,7 @@ def kinds_of(published: Sequence[Publication]) -> dict[str, str]:
     """Return the kind of key that each rule reads; of a name that two rules have, nothing is known."""
     kinds: dict[str, str] = {}
     for one in published:
-        for rule in one.text.rules:
+        for rule in one.rules:
             if kinds.setdefault(rule.rule, rule.key) != rule.key:
                 kinds[rule.rule] = ""
     return kinds
