@@ -131,10 +131,6 @@ class Fallback:
             raise StoreUnavailable("the store did not answer")
         return self.local.bans.ban(*banned)
 
-    def find(self, subjects: Sequence[BanSubject]) -> Any:
-        """Return a ban that this process has made."""
-        return self.local.bans.find(subjects)
-
 
 class Failover:
     """Queries a store that can fail, and decides itself when it does.
@@ -201,7 +197,7 @@ class Failover:
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        return self._query(self.fallback.find, self._store.bans.find, subjects)
+        return self._query(self.local.bans.find, self._store.bans.find, subjects)
 
     # -- the store -----------------------------------------------------------------------------------------------------
 

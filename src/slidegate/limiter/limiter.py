@@ -417,7 +417,7 @@ class Limiter:
             return None
         return await answer_to_the_end(self.engine.strike(policy, spelled, weight, clean_reason(reason)))
 
-    async def export_bans(self) -> AsyncIterator[str]:
+    def export_bans(self) -> AsyncIterator[str]:
         """Yield the bans in force as lines of JSON, to write to a file. Strikes are not exported.
 
         The keys of API keys and similar values are digests: import them into a limiter with the same `secret`, or none.
@@ -425,8 +425,7 @@ class Limiter:
         Raises:
             StoreError: The store does not answer.
         """
-        async for line in lines_of(self.bans()):
-            yield line
+        return lines_of(self.bans())
 
     async def import_bans(self, lines: Iterable[str] | AsyncIterable[str]) -> int:
         """Import the lines that `export_bans` wrote or yields. Imported bans end when the originals do.
