@@ -29,7 +29,7 @@ import anyio
 
 from ._pauses import read_pause_us
 from .core import AnyLimit, ConfigurationError, Event, Reason, SlidegateError, parse_duration_us, parse_limits
-from .core.arguments import check_name, check_whole, names_checked
+from .core.arguments import check_name, check_whole, expect, names_checked
 from .core.errors import quoted
 from .core.exceeded import RateLimitExceeded
 from .limiter import Limiter
@@ -156,7 +156,7 @@ class _Outbound(Generic[Request, Response]):
         if key is not None:
             self._key = key
         self._owns_limiter = limiter is None
-        self._limiter = limiter or Limiter()
+        self._limiter = expect("limiter", limiter, Limiter, "Limiter()") or Limiter()
         self._wait_s = parse_duration_us(wait, "wait") / 1_000_000
         self._retries = check_whole(retries, 0, 10, "retries", "for example 1")
         self._statuses = {check_whole(code, 400, 599, "statuses", "for example 429") for code in statuses}
@@ -291,7 +291,10 @@ class AsyncOutbound(_Outbound[Request, Response]):
     """What a transport for async clients does."""
 
     def _use(self, transport: Any) -> _Steps:
-        self._transport = transport or self._client.library.AsyncHTTPTransport()
+        library = self._client.library
+        example = f"{library.__name__}.AsyncHTTPTransport()"
+        given = expect("transport", transport, library.AsyncBaseTransport, example)
+        self._transport = given or library.AsyncHTTPTransport()
         return _Steps(
             send=self._transport.handle_async_request,
             parts=aiter,
@@ -324,7 +327,9 @@ class SyncOutbound(_Outbound[Request, Response]):
     """What a transport for sync clients does."""
 
     def _use(self, transport: Any) -> _Steps:
-        self._transport = transport or self._client.library.HTTPTransport()
+        library = self._client.library
+        given = expect("transport", transport, library.BaseTransport, f"{library.__name__}.HTTPTransport()")
+        self._transport = given or library.HTTPTransport()
         return _Steps(
             send=self._transport.handle_request,
             parts=iter,
