@@ -74,6 +74,7 @@ class Page:
     def __init__(self, service: Service, api: Api, *, changes: bool) -> None:
         self._service = service
         self._api = api
+        self._limiter = service.limiter
         self._changes = changes
         self._templates = environment()
 
@@ -95,15 +96,15 @@ class Page:
             name = "part"
         wrong = wrong or {}
         status = wrong.get("status", 200)
-        variables = {"title": TITLES[path], "path": path, "query": query, "wrong": wrong}
+        variables = {"title": TITLES[path], "path": path, "query": query, "wrong": wrong, "limiter": self._limiter}
         try:
             view, tabs, notice = await together(
                 VIEWS[name](self._service, query), self._tab_numbers(), self._notice(query)
             )
         except StoreError:
             line, _ = await self._service.incident()
-            return self._draw("away", status, variables, view={"line": line}, tabs={})
-        return self._draw(name, status, variables, view=view, tabs=tabs, notice=notice)
+            return self._draw("away", status, {**variables, "line": line, "tabs": {}})
+        return self._draw(name, status, {**variables, "view": view, "tabs": tabs, "notice": notice})
 
     async def _tab_numbers(self) -> dict[str, int]:
         """Return the numbers beside the names of views: of refused clients, of bans, of findings and changes."""
@@ -122,14 +123,14 @@ class Page:
             text += f" Of the ban: {where_banned(await self._service.published(), key)}."
         return text
 
-    def _draw(self, name: str, status: int, *variables: Mapping[str, Any], **more: Any) -> Response:
-        text = self._templates.get_template(f"{name}.html").render(*variables, may=self._changes, **more)
-        return Response(text, status, media_type="text/html")
-
     def problem(self, path: str, problem: HTTPException) -> Response:
         """Return the page of an error."""
         status = problem.status_code
-        return self._draw("problem", status, title=status, problem=problem, above="../" * path.count("/", 1))
+        return self._draw("problem", status, {"title": status, "problem": problem, "above": "../" * path.count("/", 1)})
+
+    def _draw(self, name: str, status: int, variables: Mapping[str, Any]) -> Response:
+        text = self._templates.get_template(f"{name}.html").render(variables, may=self._changes)
+        return Response(text, status, media_type="text/html")
 
     # -- forms ---------------------------------------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class Page:
                 check_key(fields.get("key", ""))
                 key = key_of(fields["key"], fields.get("value"))
                 if not isinstance(key, str):  # of a value, which may be secret
-                    key = self._service.limiter.key_for(key)
+                    key = self._limiter.key_for(key)
                 return _go(path, key=key)
             changed = await self._api.call(*_OPERATIONS[action], fields, by)
         except (HTTPException, ConfigurationError, StoreError) as error:

@@ -50,7 +50,6 @@ async def now(service: Service, query: Query) -> Variables:
         **counted,
         "line": line,
         "refusals": refusals,
-        "is_alone": service.limiter.store.shared_rows is None,
         "rules": _ordered_counts(rules, query),
         "limits": limits_by_rule(limits),
         "shadows": shadows,
@@ -91,8 +90,6 @@ async def part(service: Service, query: Query) -> Variables:
         events = await service.events()
     return {
         **counted,
-        "name": rule or route,
-        "rule": rule,
         "limits": limits_by_rule(limits).get(rule, ""),
         "who": who,
         "members": _members(ranking, rule, route),
@@ -156,7 +153,6 @@ async def configuration(service: Service, query: Query) -> Variables:
         service.counts(WINDOW), service.published(), service.overrides(), service.off()
     )
     return {
-        "limiter": service.limiter,
         "findings": service.findings(),
         "limits": limit_rows(service.limiter, overrides),
         "rules": rule_rows(published)[:MAX_RULES],
