@@ -125,17 +125,15 @@ def refusals_of(clients: Iterable[ClientRow], refused: int) -> Refusals:
         refused: How many requests were refused in the same time.
     """
     rows = sorted(clients, key=lambda row: (-row.refused, row.key))
+    left = [row for row in rows if not row.is_banned]
     by_rule = Counter[str]()
-    of_banned = 0
-    for row in rows:
-        if row.is_banned:
-            of_banned += row.refused
-        else:
-            by_rule[row.rule] += row.refused
+    for row in left:
+        by_rule[row.rule] += row.refused
+    of_banned = sum(row.refused for row in rows if row.is_banned)
     # Workers write both counts one after the other: a read between may see a refusal in one of them alone.
     whole = max(refused - of_banned, by_rule.total())
     rule = max(by_rule, key=lambda name: (by_rule[name], name), default="")
-    return Refusals(rows, sum(not row.is_banned for row in rows), whole, rule)
+    return Refusals(rows, len(left), whole, rule)
 
 
 def line_of(refusals: Refusals, limits: Iterable[Any]) -> Line:
