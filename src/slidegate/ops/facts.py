@@ -136,16 +136,12 @@ class FactsOfRules:
 
     def rows_of(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         """Yield the rows of equal workers, those of each middleware in the order in which it decides."""
-        by_middleware: dict[str, list[PublishedRule]] = {}
-        if not rules:
-            by_middleware[""] = []
-        for rule in rules:
-            by_middleware.setdefault(rule.middleware, []).append(rule)
-        for name, own in by_middleware.items():
+        names = dict.fromkeys(rule.middleware for rule in rules) or [""]
+        for name in names:
             where = ""
-            if len(by_middleware) > 1:
+            if len(names) > 1:
                 where = f" of the middleware {name or 'without a name'}"
-            yield from self._of_middleware(own, where)
+            yield from self._of_middleware([rule for rule in rules if rule.middleware == name], where)
 
     def _of_middleware(self, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
         # Step 1: the allowlist, the blocklist, bans.

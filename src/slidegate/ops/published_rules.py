@@ -40,12 +40,12 @@ def rule_rows(published: Sequence[Publication]) -> list[RuleRow]:
     groups = [_by_name(publication.rules) for publication in readable]
     rows = []
     for name in dict.fromkeys(name for group in groups for name in group):
-        texts = [group.get(name, "") for group in groups]
+        texts = [group.get(name, "nothing") for group in groups]
         differing = []
         for publication, text in zip(readable, texts, strict=True):
             if text != texts[0]:
-                differing.append(f"{_workers(publication.workers)}: {text or 'nothing'}")
-        row = RuleRow(*name, texts[0] or "nothing", differing)
+                differing.append(f"{_workers(publication.workers)}: {text}")
+        row = RuleRow(*name, texts[0], differing)
         if differing or row.rule != _CLIENT:  # how clients are determined is no rule
             rows.append(row)
     return sorted(rows, key=lambda row: not row.differing)

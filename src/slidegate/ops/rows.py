@@ -20,6 +20,8 @@ KEYED: Final = {"header": header, "cookie": cookie, "query": query}
 """The kinds of keys whose values clients send."""
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
 _S: Final = 1_000_000
+_UNITS: Final = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
+"""The units of a length of time, with the next smaller one, in seconds."""
 _LISTED: Final = 5
 """How many names are in one line."""
 
@@ -71,28 +73,15 @@ def seconds(span_us: int | None) -> float | None:
 
 def span_of(span_s: float) -> str:
     """Return a length of time in its two largest units, rounded up: ``22 min 30 s``, ``1.5 s``."""
-    step_us = _step_us(span_s)
-    steps = -(-round(span_s * _S) // step_us)
-    rest_us = steps * step_us
-    parts = []
-    for unit, unit_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        count, rest_us = divmod(rest_us, unit_s * _S)
-        if count:
-            parts.append(f"{count} {unit}")
-    if rest_us or not parts:
-        parts.append(f"{rest_us / _S:g} s")
-    return " ".join(parts)
-
-
-def _step_us(span_s: float) -> int:
-    """Return to what a length of time is rounded."""
-    if span_s < 60:
-        return _S // 10
-    if span_s < 3_600:
-        return _S
-    if span_s < 86_400:
-        return 60 * _S
-    return 3_600 * _S
+    span_us = round(span_s * _S)
+    for unit, unit_s, part, part_s in _UNITS:
+        parts = -(-span_us // (part_s * _S))
+        whole, rest = divmod(parts, unit_s // part_s)
+        if whole and rest:
+            return f"{whole} {unit} {rest} {part}"
+        if whole:
+            return f"{whole} {unit}"
+    return f"{-(-span_us // 100_000) / 10:g} s"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -153,7 +153,7 @@ class Slices:
         self.current: dict[Name, Series | Clients] = {}
         self._unwritten: dict[Name, Series | Clients] = {}
         self._limiter = limiter
-        # Held by who adds to a slice, or makes its row: event loops in several threads may write.
+        # Held while a slice changes, or its row is made: event loops in several threads may write.
         self._lock = Lock()
 
     def add(self, series: Series, clients: Clients, keys: Clients, now_us: int) -> None:
@@ -166,7 +166,8 @@ class Slices:
             slice_ = self.current.get(name)
             if counted:
                 slice_ = slice_ or type(counted)()
-                slice_.add(counted)
+                with self._lock:
+                    slice_.add(counted)
                 self._unwritten[name] = slice_
             if slice_ is not None:
                 current[name] = slice_

@@ -42,9 +42,9 @@ from .stats_rows import (
     steps_of,
 )
 from .tally import MAX_SERIES, OTHERS, PART, Tally
-from .traffic import ClientTraffic, Ranking, Stats, Traffic, Worker
+from .traffic import ClientTraffic, Ranking, RequestCounts, Stats, Traffic, Worker
 
-__all__ = ["ClientTraffic", "LoggedEvent", "Ranking", "Statistics", "Stats", "Traffic", "Worker"]
+__all__ = ["ClientTraffic", "LoggedEvent", "Ranking", "RequestCounts", "Statistics", "Stats", "Traffic", "Worker"]
 
 EVERY_S: Final = 5.0
 """The time from the first new count to the write that includes it, in seconds."""
@@ -135,14 +135,12 @@ class Statistics(Observer):
                 self._due_in = asyncio.get_running_loop()
             except RuntimeError:  # no event loop of asyncio runs in this thread
                 return
-            self._set_timer(self._due_in)
+            # In the middle of a slice of the store's time, so that each slice gets one write of each worker.
+            since_middle_s = (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
+            wait_s = EVERY_S - since_middle_s
+            context = Context()  # not that of the request
+            self._due_in.call_later(wait_s, self._write_now, self._due_in, context=context)
         self._room = PART - 1
-
-    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        # In the middle of a slice of the store's time, so that each slice gets one write of each worker.
-        since_middle_s = (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
-        wait_s = EVERY_S - since_middle_s
-        loop.call_later(wait_s, self._write_now, loop, context=Context())  # not that of the request
 
     def _write_now(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._due_in is not loop:  # it has ended, begun anew, or goes by another loop now

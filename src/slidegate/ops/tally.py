@@ -1,7 +1,9 @@
 """What one worker counts before it is added to slices.
 
-request --> pending requests --> tally --> current slices --> rows in the store
-         1 append            128 at once   every 5 s, by the store's clock
+    request --> pending requests --> tally --> current slices --> rows in the store
+             1 append            128 at once   every 5 s, by the store's clock
+
+Requests are counted many at a time. An admitted one costs the counts of its client, and those of its rules and route.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ MAX_NAMES: Final = 8
 
 
 @dataclass(slots=True)
-class Counts:
+class RequestCounts:
     """What is counted of every group of requests.
 
     Attributes:
@@ -53,14 +53,14 @@ class Counts:
         elif reason is Reason.BLOCKED:
             self.blocked += 1
 
-    def add_counts(self, other: Counts, names: Iterable[str]) -> None:
+    def add_counts(self, other: RequestCounts, names: Iterable[str]) -> None:
         """Add the counts of another group."""
         for name in names:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass(slots=True)
-class Traffic(Counts):
+class Traffic(RequestCounts):
     """The counts of the requests of one rule, route or step.
 
     Attributes:
@@ -156,7 +156,7 @@ class Stats(NamedTuple):
 
 
 @dataclass(slots=True)
-class ClientTraffic(Counts):
+class ClientTraffic(RequestCounts):
     """The requests of one client in five minutes; or of one key of another kind, such as a header's value.
 
     Attributes:

@@ -196,8 +196,6 @@ def _check(logs: AccessLogs, target: Simulated | Measured) -> None:
         if logs.unreadable.most_common(1)[0][0] == NO_TIME:
             remedy = _ADD_A_TIME
         raise click.ClickException(f"{shown}; {remedy}")
-    if not records:
-        raise click.ClickException("the log is empty")
     if not clients:
         raise click.ClickException(f"none of {records:,} records is an HTTP request that limits count")
     if clients > TOO_MANY_CLIENTS * target.requests and target.requests >= MANY_REQUESTS:

@@ -36,11 +36,12 @@ PRESETS: Final[dict[Preset, str]] = {
     "nginx": "time=msec|time_iso8601|time_local client=remote_addr request=request method=request_method "
     "path=request_uri|uri status=status headers=http_",
     "caddy": "time=ts client=request.client_ip|request.remote_ip method=request.method path=request.uri status=status "
-    "headers=request.headers",
+    "headers=request.headers.",
     "traefik": "time=StartUTC client=ClientHost method=RequestMethod path=RequestPath status=DownstreamStatus "
     "headers=request_",
 }
-"""Where the JSON lines of servers have what a record needs; ``|`` separates alternatives."""
+"""Where the JSON lines of servers have what a record needs; ``|`` separates alternatives. Of header fields it is how
+their names begin."""
 _FIELDS: Final = {name: dict(pair.split("=") for pair in text.split()) for name, text in PRESETS.items()}
 _MAX_TIME_S: Final = 253_402_300_800  # the year 10000
 _MAX_WORD: Final = 64  # no address and no time is longer
@@ -184,15 +185,24 @@ def _parse_by(text: str, pattern: re.Pattern[str], fields: Mapping[str, str]) ->
 
 def _parse_json(text: str, fields: Mapping[str, str]) -> Parsed:
     try:
-        line = json.loads(text[text.find("{") :])
-    except (ValueError, RecursionError):
-        line = None
-    if not isinstance(line, dict):
+        line = _flat(json.loads(text[text.find("{") :]))
+    except (ValueError, RecursionError, AttributeError):  # the last one if it is JSON of another kind
         return "it is not a valid JSON object"
     # Caddy logs a failed request a second time, as an error.
     if str(line.get("logger")).startswith("http.log.error"):
         return NO_REQUEST
     return _record_of_fields(line, fields)
+
+
+def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a nested object by names with dots between them."""
+    values: dict[str, Any] = {}
+    for name, value in line.items():
+        if isinstance(value, dict):
+            values |= {f"{name}.{below}": inner for below, inner in _flat(value).items()}
+        else:
+            values[name] = value
+    return values
 
 
 def _record_of_fields(line: Mapping[str, Any], fields: Mapping[str, str]) -> Parsed:
@@ -206,33 +216,17 @@ def _record_of_fields(line: Mapping[str, Any], fields: Mapping[str, str]) -> Par
     address = None
     if isinstance(client, str):
         address = address_in(client)
-    headers = _headers_of(line, fields["headers"])
+    prefix = fields["headers"]
+    headers = {name.removeprefix(prefix): value for name, value in line.items() if name.startswith(prefix)}
     return _record(values["time"], address, target, values.get("status", 0), headers)
-
-
-def _headers_of(line: Mapping[str, Any], where: str) -> Mapping[str, object]:
-    """Return the fields of an object of header fields, or of names with a prefix."""
-    below = _below(line, where)
-    if isinstance(below, dict):
-        return below
-    return {name.removeprefix(where): value for name, value in line.items() if name.startswith(where)}
 
 
 def _first_given(line: Mapping[str, Any], names: str) -> Any:
     for name in names.split("|"):
-        value = _below(line, name)
+        value = line.get(name)
         if value not in (None, "", "-"):
             return value
     return None
-
-
-def _below(line: Mapping[str, Any], name: str) -> Any:
-    value: Any = line
-    for part in name.split("."):
-        if not isinstance(value, dict):
-            return None
-        value = value.get(part)
-    return value
 
 
 def _request_of(text: str) -> tuple[str, str]:

@@ -63,15 +63,14 @@ class AccessLogs:
 
     def _in_order(self, name: str) -> Iterator[AccessRecord]:
         """Yield the records of a file in order, as far as none is late by more lines than are buffered."""
-        buffer: list[AccessRecord] = []
+        heap: list[tuple[int, int, AccessRecord]] = []  # by time; those of one moment as they come
         most = max(BUFFERED // len(self._names), 1)
-        for record in self._records(name):
-            buffer.append(record)
-            if len(buffer) > 2 * most:
-                buffer.sort(key=itemgetter(0))
-                yield from buffer[:-most]
-                del buffer[:-most]
-        yield from sorted(buffer, key=itemgetter(0))
+        for number, record in enumerate(self._records(name)):
+            heapq.heappush(heap, (record.time_us, number, record))
+            if len(heap) > most:
+                yield heapq.heappop(heap)[2]
+        for _, _, record in sorted(heap):
+            yield record
 
     def _records(self, name: str) -> Iterator[AccessRecord]:
         for number, line in enumerate(_lines(name), 1):
