@@ -32,14 +32,20 @@ def _field(description: str, kind: str) -> Json:
 
 
 _TEXT: Final = {"type": "string"}
-_PROPERTIES: Final = {
-    **dict.fromkeys(("type", "title", "detail"), _TEXT),
-    "status": {"type": "integer"},
-    "violated-policies": {"type": "array", "items": _TEXT},
-}
-_REQUIRED: Final = ["type", "title", "status", "detail"]
 _PROBLEM: Final = {
-    "application/problem+json": {"schema": {"type": "object", "properties": _PROPERTIES, "required": _REQUIRED}}
+    "application/problem+json": {
+        "schema": {
+            "type": "object",
+            "properties": {
+                "type": _TEXT,
+                "title": _TEXT,
+                "status": {"type": "integer"},
+                "detail": _TEXT,
+                "violated-policies": {"type": "array", "items": _TEXT},
+            },
+            "required": ["type", "title", "status", "detail"],
+        }
+    }
 }
 """The default answer of a middleware."""
 _DETAIL: Final = {
@@ -91,7 +97,8 @@ def document_limits(app: Any, *, response: Any = None, names: bool = False, keys
     documented = [*applications(app)]
     if not documented:
         raise ConfigurationError(f"document_limits: expected a FastAPI application, not {quoted(app)}", "app")
-    content, schemas = {}, {}
+    content: Json = {}
+    schemas: Json = {}
     if response is not None:
         schema = response.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas = schema.pop("$defs", {})
@@ -134,13 +141,14 @@ class _LimitedDocument:
             return document
         if self.schemas:
             document.setdefault("components", {}).setdefault("schemas", {}).update(self.schemas)
-        application, guards = self.around[-1], [*guards_in(self.around)]
+        application = self.around[-1]
+        guards = [*guards_in(self.around)]
         for route in mounted_routes(application.app):
             operations = document["paths"].get(PARAM_REGEX.sub(r"{\1}", route.path), {})
             for method in route.methods or ():
                 if method.lower() in operations:
-                    limits = limits_of(guards, route._replace(path=application.path + route.path), method)
-                    self._describe(operations[method.lower()], guards, [*limits])
+                    below = route._replace(path=application.path + route.path)
+                    self._describe(operations[method.lower()], guards, [*limits_of(guards, below, method)])
         self.described = document  # last: what has failed midway is described again
         return document
 
@@ -151,8 +159,10 @@ class _LimitedDocument:
         for status, content in self._refusals(guards, limits):
             if status in theirs:
                 continue
-            first = {"description": _DESCRIPTIONS[status], "headers": {"Retry-After": _RETRY_AFTER}, "content": {}}
-            response = responses.setdefault(status, first)
+            response = responses.setdefault(
+                status,
+                {"description": _DESCRIPTIONS[status], "headers": {"Retry-After": _RETRY_AFTER}, "content": {}},
+            )
             response["content"].update(content)
             if status == "429":
                 for guard in guards:
@@ -172,7 +182,7 @@ class _LimitedDocument:
                     yield str(ban_policy.status), self._content(guard)
         handlers = self.around[-1].app.exception_handlers
         for limit in limits:
-            handler: object = rate_limit_exceeded
+            handler = rate_limit_exceeded
             if limit.is_at_endpoint:  # the application answers
                 handler = handlers.get(429) or handlers.get(RateLimitExceeded) or handlers[HTTPException]
             content = self._content(limit.guard, handler)
@@ -181,18 +191,18 @@ class _LimitedDocument:
             if on_error is not None and (limit.rule.charging.on_error or on_error) == "deny":
                 yield "503", content
 
-    def _content(self, guard: Guard, handler: object = rate_limit_exceeded) -> Json:
+    def _content(self, guard: Guard, handler: Any = rate_limit_exceeded) -> Json:
         """Return what an exception handler answers, which answers as a middleware if it is `rate_limit_exceeded`."""
-        if getattr(handler, "__module__", "") == "fastapi.exception_handlers":
+        if handler.__module__ == "fastapi.exception_handlers":
             return _DETAIL
         if handler is rate_limit_exceeded and guard.middleware.policy.refusals.on_refused is None:
             return _PROBLEM
         return self.content
 
-    def _published(self, limit: Limit) -> dict[str, object]:
+    def _published(self, limit: Limit) -> Json:
         """Return what is published of a limit."""
         charging = limit.rule.charging
-        published: dict[str, object] = {"limits": [text_of_limit(each) for each in charging.all_limits]}
+        published: Json = {"limits": [text_of_limit(each) for each in charging.all_limits]}
         if charging.limits_function is not None:  # the others apply only if it fails
             published = {"limits": [], "by_request": True}
         if charging.unit is not None:

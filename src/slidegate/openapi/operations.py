@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from ..web.broken import FailsAtStartup
@@ -72,9 +73,8 @@ def guards_in(around: Around) -> Iterator[Guard]:
     """
     for layer, path in around:
         stack: Any = [layer]
-        build = attribute_of(layer, "build_middleware_stack")
-        if build is not None:
-            stack = layers(layer.middleware_stack or build())
+        if isinstance(layer, Starlette):
+            stack = layers(layer.middleware_stack or layer.build_middleware_stack())
         for middleware in stack:
             if isinstance(middleware, FailsAtStartup) and middleware.error is not None:
                 raise middleware.error
@@ -101,7 +101,8 @@ def limits_of(guards: Sequence[Guard], route: MountedRoute, method: str) -> Iter
 
 def _plans(guard: Guard, route: MountedRoute, method: str) -> Iterator[Plan]:
     """Yield the plans of requests to a route: an example of its own, and one of each rule's path that it may meet."""
-    app, rules = guard.middleware.app, guard.middleware.policy.rules
+    app = guard.middleware.app
+    rules = guard.middleware.policy.rules
     template = route.path.removeprefix(guard.path)
     paths = [template, filled(template, ""), *(path.path for rule in rules.given for path in rule.matching.rule_paths)]
     for path in paths:
