@@ -544,16 +544,17 @@ def test_what_was_acknowledged_outlives_restarts(tmp_path: Path, monkeypatch: py
     with_examples(drawn(150, 600), play)
 
 
+def full_disk(*_: Any) -> None:
+    raise lmdb.DiskError("No space left on device")
+
+
 def test_where_the_disk_is_full_quotas_count_and_say_so_and_commands_fail(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise lmdb.DiskError("No space left on device")
-
     store, asked = machine.store(), ((PLAN, "ann", 1),)
     assert store.hit(asked).remaining == 59
     with monkeypatch.context() as patched:
-        patched.setattr(Kept, "_write", full)
+        patched.setattr(Kept, "_write", full_disk)
         assert [store.hit(asked).remaining for _ in range(5)] == [58, 57, 56, 55, 54]
         for command in (lambda: ban(store, "user:eve"), lambda: store.reset("ann"), store.reset_all):
             with pytest.raises(StoreUnavailable, match=r"kept.mdb: .*No space left"):
@@ -649,7 +650,10 @@ def test_more_than_is_copied_at_once_is_copied_in_parts_also_after_a_reset(
             store.hit(((PLAN, key, 2),))
         if not asked:
             store._env.kept.keep(60)
-            store.reset_all()
+            with monkeypatch.context() as patched:
+                patched.setattr(Kept, "_write", full_disk)  # so that it is copied with what comes after it
+                with pytest.raises(StoreUnavailable, match="the change is in force"):
+                    store.reset_all()
             store.hit(((PLAN, "user:3", 1),))
     store = machine.restart("2")
     left = [store.hit(((PLAN, key, 0),)).remaining for key in keys]
