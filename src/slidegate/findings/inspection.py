@@ -1,17 +1,38 @@
-"""When each finding about a middleware is looked for."""
+"""When each finding about a middleware is looked for, and what its first requests show."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 from starlette.types import Message, Scope, Send
 
-from ..web.client_ip import peer_of
+from ..core.addresses import address_key
+from ..core.errors import quoted
+from ..web.client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
+from ..web.clients import GONE, KEY, Client
 from ..web.finding import Finding
+from ..web.keys import parts_of, person_of, user
+from ..web.plan import Effect
 from ..web.policy import Policy
+from ..web.published import published_rules
 from ..web.rules import Rule
 from ..web.visit import STARTS, Visit
-from . import requests, routes, settings
+from . import routes, settings
+
+_OF_PROXIES: Final = (b"x-forwarded-for", b"forwarded")
+_NAMING: Final = (
+    *_OF_PROXIES,
+    *(b"x-real-ip", b"x-client-ip", b"cf-connecting-ip", b"true-client-ip", b"fastly-client-ip", b"fly-client-ip"),
+    *(b"x-original-forwarded-for", b"x-vercel-forwarded-for", b"x-envoy-external-address"),
+)
+"""The header fields in which proxies, CDNs and frontend servers name the client."""
+_FIRST: Final = 100
+"""How many requests are counted by their clients."""
+_NEARLY_ALL: Final = 90
+"""As many of them from one client pass for all; a health check may come from elsewhere."""
+_MANY_NAMES: Final = 20
+"""As many clients that they name are no coincidence."""
 
 
 class Inspection:
@@ -57,19 +78,18 @@ class Inspection:
         """Look at one of the first requests; return a `send` that looks at it again when its response starts."""
         policy = self._policy
         policy.findings.requests_left -= 1
-        peer, client = peer_of(scope), policy.clients.of(scope)
-        self._report(requests.about_request(policy, scope, client))
-        if len(self._first) < requests.FIRST:
-            named = [bytes(value) for name, value in scope["headers"] if name in requests.NAMING]
-            self._first.append((client.key, hash(tuple(named))))
-            self._report(requests.about_one_client(policy, self._first))
-        had_user = requests.has_user(scope)
+        peer = peer_of(scope)
+        client = policy.clients.of(scope)
+        self._report(_about_request(policy, scope, client))
+        if len(self._first) < _FIRST:
+            self._report(_about_one_client(policy, self._first, client.key, scope))
+        had_user = _has_user(scope)
 
         async def compare_first(message: Message) -> None:
             if message["type"] in STARTS:
-                self._report(requests.about_peer_within(policy.address, peer, scope, client.key))
-                if not had_user and requests.has_user(scope):
-                    self._report(requests.about_late_user(policy))
+                self._report(_about_peer_within(policy.address, peer, scope, client.key))
+                if not had_user and _has_user(scope):
+                    self._report(_about_late_user(policy))
             await send(message)
 
         return compare_first
@@ -82,6 +102,165 @@ class Inspection:
             rule: The limit at the endpoint.
             scope: The request at its endpoint.
         """
-        self._report(requests.about_peer_within(self._policy.address, peer_of(visit.scope), scope, visit.client.key))
-        if requests.counts_users(rule) and not requests.has_user(scope):
-            visit.effects = [*visit.effects, requests.LateUser(rule, scope)]
+        self._report(_about_peer_within(self._policy.address, peer_of(visit.scope), scope, visit.client.key))
+        if _counts_users(rule) and not _has_user(scope):
+            visit.effects = [*visit.effects, _LateUser(rule, scope)]
+
+
+# -- one request -------------------------------------------------------------------------------------------------------
+
+
+def _about_request(policy: Policy, scope: Scope, client: Client) -> Iterator[Finding]:
+    """Yield the findings about a request as it comes."""
+    if KEY in scope:
+        yield from _about_shared_names(policy, scope[KEY])
+    if client.verdict is GONE:
+        return
+    if client.key == UNKNOWN_PEER:
+        yield Finding(
+            "SG109",
+            f"the server names no peer: all such requests count as one client, {UNKNOWN_PEER!r}; behind a proxy on a "
+            'Unix socket write client_ip(trusted=["unix"]), behind a serverless adapter with one proxy in front '
+            "client_ip(trusted=1)",
+        )
+    if not policy.address.trusted:
+        yield from _about_untrusted_proxies(policy.address, scope)
+
+
+def _about_shared_names(policy: Policy, outer: Visit) -> Iterator[Finding]:
+    """Yield the finding about limits that an outer middleware with the same limiter has charged already."""
+    own = {bucket.name for bucket in policy.buckets()}
+    for other, decision in outer.decisions:
+        if other is policy or other.limiter is not policy.limiter:
+            continue
+        shared = [bucket for bucket, _, _ in decision.checks if bucket.name in own]
+        if shared:
+            yield Finding(
+                "SG132",
+                f"two middlewares around each other have the limit {quoted(shared[0].label)} on one limiter, so a "
+                "request that passes both is counted twice; give one of the rules another name, or write "
+                'RateLimitMiddleware(..., name="outer")',
+            )
+            return
+
+
+def _about_untrusted_proxies(address: ClientAddress, scope: Scope) -> Iterator[Finding]:
+    """Yield the finding about a request that names its client in a field which is not read."""
+    peer = (peer_of(scope) or "").encode(errors="replace")
+    for name, value in scope["headers"]:
+        # A server that reads the field itself has replaced the peer by the address from it.
+        if name in (*_OF_PROXIES, address.header) and not (peer and peer in value):
+            yield Finding(
+                "SG102",
+                f"a request has {name.decode().title()}, but no proxy is trusted: if there is a proxy in front, "
+                "all its clients are counted and banned as one; name it, for example "
+                'client_ip(trusted=["10.0.0.0/8"])',
+            )
+            return
+
+
+# -- the same request further inside -----------------------------------------------------------------------------------
+
+
+def _about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, client_key: str) -> Iterator[Finding]:
+    """Yield the finding about a request that has another peer further inside.
+
+    Args:
+        address: How the middleware determines clients.
+        peer: The peer when the request came.
+        scope: The request at its endpoint, or when its response starts.
+        client_key: The key of its client. What has read the same address inside does no harm.
+    """
+    inside = peer_of(scope)
+    if not inside or inside == peer:
+        return
+    read = read_node(inside)
+    prefixes = address.prefixes
+    if read is None or address_key(*read, prefixes[4], prefixes[6]) != client_key:
+        yield Finding(
+            "SG104",
+            "something inside this middleware reads the proxies: the middleware counts, strikes and bans the address "
+            "of the connection, while the application sees another one; add what reads them outside, which is after "
+            'this middleware, or write client=client_ip(trusted=["10.0.0.0/8"]) with your proxies',
+        )
+
+
+def _about_late_user(policy: Policy) -> Iterator[Finding]:
+    """Yield the finding about rules by user, if a request has got its user after they counted it."""
+    if any(map(_counts_users, [*policy.rules.given, policy.default_rule])):
+        yield Finding(
+            "SG139",
+            "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts "
+            "addresses; add AuthenticationMiddleware outside, which is after this middleware, or write "
+            "RateLimit(..., key=user) at endpoints",
+        )
+
+
+class _LateUser(Effect):
+    """Looks for a user who was missing when a limit at an endpoint counted by user, when the response starts.
+
+    Args:
+        rule: The rule of the limit.
+        scope: The request at its endpoint.
+    """
+
+    def __init__(self, rule: Rule, scope: Scope) -> None:
+        self._label = rule.label
+        self._scope = scope
+
+    def start(self, visit: Visit, status: object) -> None:
+        """See `Effect.start`."""
+        if _has_user(self._scope):
+            text = (
+                f"limit {self._label!r} counts by user, but stands in front of the dependency that sets the user, so "
+                "it counts addresses; write it behind that dependency"
+            )
+            visit.policy.findings.report([Finding("SG139", text)])
+
+
+def _counts_users(rule: Rule | None) -> bool:
+    """Return whether a rule counts by user, or shares by user."""
+    if rule is None or not rule.counts:
+        return False
+    return user in (*parts_of(rule.charging.key), *parts_of(rule.charging.fair))
+
+
+def _has_user(scope: Scope) -> bool:
+    """Return whether something has set a user, also a user who is not logged in; True if that cannot be read."""
+    try:
+        return person_of(scope) is not None
+    except Exception:
+        return True
+
+
+# -- all requests ------------------------------------------------------------------------------------------------------
+
+
+def _about_one_client(policy: Policy, first: list[tuple[str, int]], client_key: str, scope: Scope) -> Iterator[Finding]:
+    """Yield the finding about a client if nearly all of the first requests are its own, and name many others.
+
+    Args:
+        policy: The policy of the middleware.
+        first: The requests before: the key of the client of each, and a hash of what it names. This one is added.
+        client_key: The key of the client of this one.
+        scope: This one.
+    """
+    named = [bytes(value) for name, value in scope["headers"] if name in _NAMING]
+    first.append((client_key, hash(tuple(named))))
+    if len(first) != _FIRST or not _counts_addresses(policy):
+        return
+    own = [names for key, names in first if key == client_key]
+    if len(own) >= _NEARLY_ALL and len({*own}) >= _MANY_NAMES:
+        yield Finding(
+            "SG140",
+            f"the first {_FIRST} requests come from one client, {client_key!r}, and their header fields name many: "
+            "a proxy, a frontend server, or a call within the process asks for all its users, who are counted and "
+            "banned as one; if its header can be trusted, name it with client_ip(trusted=..., header=...), else "
+            "count by key=user",
+        )
+
+
+def _counts_addresses(policy: Policy) -> bool:
+    """Return whether a middleware counts or bans by address; one without rules is there for limits at endpoints."""
+    keys = [row.key for row in published_rules(policy) if row.action in ("limit", "ban")]
+    return not keys or "address" in keys
