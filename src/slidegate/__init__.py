@@ -16,7 +16,7 @@ from .core.exceeded import RateLimitExceeded
 from .core.limit_texts import parse_limits
 from .core.limits import Limit
 from .core.quotas import Quota
-from .findings.inspection import Inspection as _Inspection
+from .findings import inspection as _inspection
 from .limiter import Limiter, SyncLimiter
 from .networks.lists import Networks
 from .networks.mcp import mcp_tool
@@ -33,7 +33,7 @@ from .web.rules import Rule
 from .web.signals import strike
 from .web.websockets import MessageLimits
 
-_Policy.inspection_of = _Inspection
+_Policy.inspection = _inspection
 
 __version__ = "0.1.0"
 __compiled__: bool = _compiled

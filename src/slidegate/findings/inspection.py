@@ -35,76 +35,71 @@ _MANY_NAMES: Final = 20
 """As many clients that they name are no coincidence."""
 
 
-class Inspection:
-    """Looks for the findings about one middleware, and reports them to its policy.
+def of_settings(policy: Policy, off_by: str) -> None:
+    """Look at the settings; `off_by` is the one that switches the middleware off, or empty."""
+    if off_by:
+        text = f"slidegate is switched off ({off_by}): every request passes"
+        policy.findings.report([Finding("SG110", f"{text}; if that is not intended, remove this setting")])
+
+
+def of_building(policy: Policy, middleware: Any) -> None:
+    """Look at how a middleware is built, if it counts apart from others."""
+    policy.findings.report(settings.about_building(middleware))
+
+
+def of_rules(policy: Policy) -> None:
+    """Look at what needs no application: its processes, and the order of the rules."""
+    policy.findings.report(settings.about_workers(policy.limiter))
+    policy.findings.report(routes.about_order(policy.rules))
+
+
+def of_routes(policy: Policy, app: object, routed_app: object) -> None:
+    """Look at the rules and the routes, when the application starts.
 
     Args:
         policy: The policy of the middleware.
+        app: The application that the middleware guards.
+        routed_app: The application behind it, or if its routes are hidden, the one that it belongs to.
     """
+    of_rules(policy)
+    policy.findings.report(routes.about_layers(policy, app, routed_app))
+    policy.findings.report(routes.about_decorators(routed_app))
+    policy.findings.report(routes.about_paths(policy.rules.given, routed_app))
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._report = policy.findings.report
-        self._first: list[tuple[str, int]] = []
 
-    def of_settings(self, off_by: str) -> None:
-        """Look at the settings; `off_by` is the one that switches the middleware off, or empty."""
-        if off_by:
-            text = f"slidegate is switched off ({off_by}): every request passes"
-            self._report([Finding("SG110", f"{text}; if that is not intended, remove this setting")])
+def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
+    """Look at one of the first requests; return a `send` that looks at it again when its response starts."""
+    report = policy.findings.report
+    policy.findings.requests_left -= 1
+    peer = peer_of(scope)
+    client = policy.clients.of(scope)
+    report(_about_request(policy, scope, client))
+    if len(policy.findings.first) < _FIRST:
+        report(_about_one_client(policy, client.key, scope))
+    had_user = _has_user(scope)
 
-    def of_building(self, middleware: Any) -> None:
-        """Look at how the middleware is built, if it counts apart from others."""
-        self._report(settings.about_building(middleware))
+    async def compare_first(message: Message) -> None:
+        if message["type"] in STARTS:
+            report(_about_peer_within(policy.address, peer, scope, client.key))
+            if not had_user and _has_user(scope):
+                report(_about_late_user(policy))
+        await send(message)
 
-    def of_rules(self) -> None:
-        """Look at what needs no application: its processes, and the order of the rules."""
-        self._report(settings.about_workers(self._policy.limiter))
-        self._report(routes.about_order(self._policy.rules))
+    return compare_first
 
-    def of_routes(self, app: object, routed_app: object) -> None:
-        """Look at the rules and the routes, when the application starts.
 
-        Args:
-            app: The application that the middleware guards.
-            routed_app: The application behind it, or if its routes are hidden, the one that it belongs to.
-        """
-        self.of_rules()
-        self._report(routes.about_layers(self._policy, app, routed_app))
-        self._report(routes.about_decorators(routed_app))
-        self._report(routes.about_paths(self._policy.rules.given, routed_app))
+def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
+    """Look at one of the first requests at an endpoint with a limit.
 
-    def of_request(self, scope: Scope, send: Send) -> Send:
-        """Look at one of the first requests; return a `send` that looks at it again when its response starts."""
-        policy = self._policy
-        policy.findings.requests_left -= 1
-        peer = peer_of(scope)
-        client = policy.clients.of(scope)
-        self._report(_about_request(policy, scope, client))
-        if len(self._first) < _FIRST:
-            self._report(_about_one_client(policy, self._first, client.key, scope))
-        had_user = _has_user(scope)
-
-        async def compare_first(message: Message) -> None:
-            if message["type"] in STARTS:
-                self._report(_about_peer_within(policy.address, peer, scope, client.key))
-                if not had_user and _has_user(scope):
-                    self._report(_about_late_user(policy))
-            await send(message)
-
-        return compare_first
-
-    def of_endpoint(self, visit: Visit, rule: Rule, scope: Scope) -> None:
-        """Look at one of the first requests at an endpoint with a limit.
-
-        Args:
-            visit: The request in its middleware.
-            rule: The limit at the endpoint.
-            scope: The request at its endpoint.
-        """
-        self._report(_about_peer_within(self._policy.address, peer_of(visit.scope), scope, visit.client.key))
-        if _counts_users(rule) and not _has_user(scope):
-            visit.effects = [*visit.effects, _LateUser(rule, scope)]
+    Args:
+        visit: The request in its middleware.
+        rule: The limit at the endpoint.
+        scope: The request at its endpoint.
+    """
+    policy: Policy = visit.policy
+    policy.findings.report(_about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
+    if _counts_users(rule) and not _has_user(scope):
+        visit.effects = [*visit.effects, _LateUser(rule, scope)]
 
 
 # -- one request -------------------------------------------------------------------------------------------------------
@@ -236,15 +231,9 @@ def _has_user(scope: Scope) -> bool:
 # -- all requests ------------------------------------------------------------------------------------------------------
 
 
-def _about_one_client(policy: Policy, first: list[tuple[str, int]], client_key: str, scope: Scope) -> Iterator[Finding]:
-    """Yield the finding about a client if nearly all of the first requests are its own, and name many others.
-
-    Args:
-        policy: The policy of the middleware.
-        first: The requests before: the key of the client of each, and a hash of what it names. This one is added.
-        client_key: The key of the client of this one.
-        scope: This one.
-    """
+def _about_one_client(policy: Policy, client_key: str, scope: Scope) -> Iterator[Finding]:
+    """Count a request; yield the finding about its client if nearly all are its own, and name many others."""
+    first = policy.findings.first
     named = [bytes(value) for name, value in scope["headers"] if name in _NAMING]
     first.append((client_key, hash(tuple(named))))
     if len(first) != _FIRST or not _counts_addresses(policy):

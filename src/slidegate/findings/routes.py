@@ -7,18 +7,26 @@ rules of all methods.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import Final
-
-from starlette.middleware.cors import CORSMiddleware
+from typing import Any, Final
 
 from ..core.errors import closest
 from ..web.decorators import has_lost_limit
 from ..web.examples import filled, filled_for_both
 from ..web.finding import Finding
 from ..web.policy import Policy
-from ..web.routes import MountedRoute, added_middlewares, is_by_path, layers, mounted_routes, reach_path, routes_of
+from ..web.routes import (
+    MountedRoute,
+    added_middlewares,
+    attribute_of,
+    is_by_path,
+    layers,
+    mounted_routes,
+    reach_path,
+    routes_of,
+)
 from ..web.rule_set import RuleSet, is_ended, method_of
 from ..web.rules import Rule
 
@@ -173,6 +181,6 @@ def _refuses(policy: Policy) -> bool:
 
 def _is_cors(layer: object) -> bool:
     """Return whether an application is CORSMiddleware, or one that will put it around its routes."""
-    if isinstance(layer, CORSMiddleware):
-        return True
-    return any(issubclass(added.cls, CORSMiddleware) for added in added_middlewares(layer))
+    # Who has not imported it does not use it.
+    cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", ())
+    return any(issubclass(kind, cors) for kind in (type(layer), *(added.cls for added in added_middlewares(layer))))

@@ -35,11 +35,13 @@ class Findings:
     Attributes:
         found: The findings so far.
         requests_left: How many of the next requests are checked.
+        first: The first requests: the key of the client of each, and a hash of what its header fields name.
     """
 
     def __init__(self) -> None:
         self.found: list[Finding] = []
         self.requests_left = REQUESTS_CHECKED
+        self.first: list[tuple[str, int]] = []
 
     def report(self, found: Iterable[Finding]) -> None:
         """Report the first findings of one kind. If a check raises, that is logged and no request fails."""

@@ -152,7 +152,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.begin_with(Policy(app, **given), enabled)
         if limiter is None or self.policy.names.has_unnamed:  # it counts apart from others
             self.given = tuple(given.values())
-            self.policy.inspection.of_building(self)
+            self.policy.inspection.of_building(self.policy, self)
         self.limiter.engine.register(self)
         self.is_built = True
 
@@ -163,7 +163,7 @@ class RateLimitMiddleware(FailsAtStartup):
             file.observe(self.limiter.engine.emit)
         off_by = setting_that_switches_off(enabled)
         self.is_enabled = not off_by
-        self.policy.inspection.of_settings(off_by)
+        self.policy.inspection.of_settings(policy, off_by)
 
     from_file = _OfFiles()
     """The middleware that reads its options from a TOML file, and again when the file changes; see `_OfFiles`."""
@@ -323,19 +323,19 @@ class RateLimitMiddleware(FailsAtStartup):
         """Look at one of the first requests for findings; return its `send`, which looks at the response as well."""
         self._is_within = "starlette.exception_handlers" in scope
         if self.policy.findings.requests_left:
-            send = self.policy.inspection.of_request(scope, send)
+            send = self.policy.inspection.of_request(self.policy, scope, send)
         else:
             self._decides = _REQUESTS
         return send
 
     def check_rules(self) -> None:
         """Report the findings about the rules, where no application is known."""
-        self.policy.inspection.of_rules()
+        self.policy.inspection.of_rules(self.policy)
 
     def check_routes(self, routed_app: object) -> None:
         """Report the findings about routes; see `routed_app`."""
         self.routed_app = routed_app
-        self.policy.inspection.of_routes(self.app, routed_app)
+        self.policy.inspection.of_routes(self.policy, self.app, routed_app)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what is not decided: a lifespan, or a request while the middleware is switched off."""

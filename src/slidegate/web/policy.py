@@ -57,11 +57,10 @@ class Policy:
         guard: Stands between application and server when a handshake ends.
         files: The files behind the lists and the networks.
         findings: Probable mistakes, found at start-up or in the first requests.
-        inspection: Looks for them, see `findings.inspection`.
     """
 
-    inspection_of: ClassVar[Any]
-    """Makes the inspection of a policy: what looks for mistakes stands above what decides requests."""
+    inspection: ClassVar[Any]
+    """What looks for these, the module `findings.inspection`: it stands above what decides requests."""
 
     def __init__(
         self,
@@ -122,7 +121,6 @@ class Policy:
             self.messages = Bucket(self.names.unique("messages:"), messages.limits)
         self.guard = guard
         self.findings = Findings()
-        self.inspection = self.inspection_of(self)
 
     def begin_anew(self) -> None:
         """Render and plan everything anew, because amounts have changed."""
