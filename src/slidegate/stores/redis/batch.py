@@ -317,28 +317,30 @@ class Batcher:
         if self._wants_poll or sent_ns >= parts.polled.due_ns:
             self._wants_poll = False
             requests = parts.polled, *requests
-        asked: list[AnyRequest] = []
+        sent: list[AnyRequest] = []
         names: list[bytes] = []
         packed: list[bytes] = []
         args: list[bytes | int] = []
         for request in requests:
             one = self._packed(request)
             if one is not None:
-                asked.append(request)
+                sent.append(request)
                 names += one.names
                 packed.append(one.request)
                 args += one.args
-        if not asked:
+        if not sent:
             return None
         keys = names or [parts.packing.meta]
-        sent = len(keys), *keys, parts.time.for_script(), b"".join(packed), *args
+        arguments = len(keys), *keys, parts.time.for_script(), b"".join(packed), *args
         try:
-            said = await line.ask("EVALSHA", parts.script.name, *sent)
+            reply = await line.ask("EVALSHA", parts.script.name, *arguments)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
-            said = await line.ask("EVAL", parts.script.source, *sent)  # it does not know the script, or forbids EVALSHA
-        return self._deliver(asked, said, sent_ns)
+            reply = await line.ask(
+                "EVAL", parts.script.source, *arguments
+            )  # it does not know the script, or forbids EVALSHA
+        return self._deliver(sent, reply, sent_ns)
 
     def _packed(self, request: AnyRequest) -> Packed | None:
         """Pack a request; None if nobody awaits it any more, or it cannot be packed and fails, while others go on."""
@@ -350,7 +352,7 @@ class Batcher:
             request.fail(StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="request"))
             return None
 
-    def _deliver(self, asked: Sequence[AnyRequest], said: Any, sent_ns: int) -> StoreError | None:
+    def _deliver(self, sent: Sequence[AnyRequest], reply: Any, sent_ns: int) -> StoreError | None:
         """Give each request its answer or its error; return one of the errors, of the server if there is one.
 
         Raises:
@@ -358,10 +360,10 @@ class Batcher:
         """
         parts = self.parts
         try:
-            (now_us,) = _HEAD.unpack(said[0])
-            answered = [*zip(asked, said[1:], strict=True)]
+            (now_us,) = _HEAD.unpack(reply[0])
+            answered = [*zip(sent, reply[1:], strict=True)]
         except Exception:
-            raise unexpected(said) from None
+            raise unexpected(reply) from None
         parts.time.saw(now_us)
         if parts.leases:
             parts.held.see(now_us, sent_ns)
