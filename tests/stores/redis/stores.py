@@ -14,9 +14,9 @@ from typing import Any, Final
 from slidegate import BanPolicy, Decision, Limiter, StoreError
 from slidegate.core import BanSubject, Bucket, Reason
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.bans import strikes_field
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.stores.redis.line import DEPTH
+from slidegate.stores.redis.protocol import window_field
 
 from ...contract.player import settle
 from ...contract.store_contract import bucket
@@ -61,7 +61,8 @@ async def hit(
 async def struck(store: RedisStore, policy: BanPolicy, key: str) -> int:
     """Return how many strikes a key has in Redis."""
     fields = await store.batcher().command(store.parts.packing.names_of(key)[1:], b"read_rows")
-    packed = dict(zip(fields[::2], fields[1::2], strict=True)).get(strikes_field(policy), b"")
+    (limit,) = policy.strikes.limits
+    packed = dict(zip(fields[::2], fields[1::2], strict=True)).get(window_field(policy.strikes, limit), b"")
     units: int = unpack_from("<I", packed, 8)[0] if packed else 0
     return units
 

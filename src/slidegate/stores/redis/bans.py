@@ -101,7 +101,7 @@ class RedisBans(BanStore):
         key, row = ban.key, b""
         if not policy.shadow:
             row = _pack_ban(ban)
-        fields = strikes_field(policy), _level_field(policy)
+        fields = window_field(policy.strikes, policy.strikes.limits[0]), _level_field(policy)
         level = _LEVEL.pack(after.over_us, after.until_us, after.level)
         names = *self._polled.names, *self._packing.names_of(key)
         args = key.encode(), row, *fields, before, level, self._max_bans
@@ -215,11 +215,6 @@ class RedisBans(BanStore):
 
 
 # -- rows of bans and levels, which begin with their ends --------------------------------------------------------------
-
-
-def strikes_field(policy: BanPolicy) -> bytes:
-    """Return the hash field of the strikes of a key under a policy."""
-    return window_field(policy.strikes, policy.strikes.limits[0])
 
 
 def _level_field(policy: BanPolicy) -> bytes:

@@ -223,14 +223,7 @@ class HeldAnswers:
             self.change(windows_of(question.checks))
 
     def keep_lease(
-        self,
-        question: Question,
-        decision: Decision,
-        sent_ns: int,
-        lasts_us: int,
-        charged: int,
-        spent: int,
-        refund: Refund,
+        self, question: Question, decision: Decision, sent_ns: int, lasts_us: int, units: int, used: int, refund: Refund
     ) -> None:
         """Keep the units that Redis has charged ahead, or refund them if the lease has ended.
 
@@ -239,15 +232,15 @@ class HeldAnswers:
             decision: What Redis said.
             sent_ns: When it was asked (monotonic).
             lasts_us: How long after its decision the first slice ends.
-            charged: How many units were charged.
-            spent: How many of them are spent.
+            units: How many units were charged.
+            used: How many of them are spent.
             refund: Refunds the others.
         """
         if sent_ns <= self._dropped_ns:
             return  # Redis may count them no longer
         came_us = self._time.local_us()
         until_us = self._time.sent_us(sent_ns) + min(lasts_us - lasts_us // CLOCK_ERROR - ROUNDING_US, TRUST_US)
-        left = charged - spent
+        left = units - used
         # The lease has ended already: its slice is over, or a client or its network has been banned meanwhile.
         if came_us >= until_us or self._has_changed(question, sent_ns):
             if left:
@@ -261,7 +254,7 @@ class HeldAnswers:
         lease.came_us = came_us
         lease.cleared.add(question)
         lease.is_asking = lease.is_asking and not left
-        lease.used += spent
+        lease.used += used
         lease.units += [None] * left
 
     def _begin(self, lease: Answer, question: Question, refund: Refund) -> None:

@@ -114,7 +114,8 @@ class DecisionRequest(Request):
         decision = self._unpacked(answer, now_us)
         held.end_refusals(question)
         if question.may_lease and question.is_repeated:
-            charged, lasts_us = _leased_of(answer)
+            # How many equal hits were charged, and how long after that their first slice ends.
+            charged, lasts_us = _LEASED.unpack(answer[-_LEASED.size :])
             held.keep_lease(question, decision, sent_ns, lasts_us, charged, spent, refund)
             return admitted_before(decision, charged - 1, now_us)
         if not spent:
@@ -196,9 +197,3 @@ def _decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int)
         units = [units for (units,) in _COUNTED.iter_unpack(answer[end:])]
         charged = reserved(checks, [mark for _, _, mark, _ in states], units)
     return Decision(status == OK, _REASONS[status], now_us, checks, states, charged)
-
-
-def _leased_of(answer: bytes) -> tuple[int, int]:
-    """Return how many equal hits were charged, and how long after that their first slice ends, in microseconds."""
-    charged, lasts_us = _LEASED.unpack(answer[-_LEASED.size :])
-    return charged, lasts_us

@@ -113,11 +113,6 @@ _WORD: Final = re.compile(rb'"[^"\n]*"|--.*|\b[A-Z][A-Z_]+\b')
 """A text, a comment or a name: none of the first two has names."""
 
 
-def _source() -> bytes:
-    lua = resources.files(__package__) / "lua"
-    return with_values(b"".join([(lua / f"{part}.lua").read_bytes() for part in _LUA]))
-
-
 def with_values(source: bytes) -> bytes:
     """Return the text of a script with the values of its constants in place of their names.
 
@@ -132,7 +127,8 @@ def _script(source: bytes) -> Script:
 
 
 # Read at import: a child that is forked while a thread imports could deadlock on the import lock.
-SCRIPT: Final = _script(_source())
+_FOLDER: Final = resources.files(__package__) / "lua"
+SCRIPT: Final = _script(with_values(b"".join([(_FOLDER / f"{part}.lua").read_bytes() for part in _LUA])))
 KEY_LOCKING: Final = _script(b"#!lua flags=allow-key-locking\n" + SCRIPT.source)
 """The same for Upstash, which then locks the keys of a call, and not the database; no other server takes it."""
 
