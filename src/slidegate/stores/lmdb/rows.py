@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -123,13 +124,8 @@ class TransactionRows:
 
     def starting_with(self, first: bytes, database: Any) -> list[tuple[bytes, bytes]]:
         """Return the rows of a database that begin with `first`, and their values."""
-        found: list[tuple[bytes, bytes]] = []
         with self.txn.cursor(database) as cursor:
-            for row, stored in rows_from(cursor, first):
-                if not row.startswith(first):
-                    break
-                found.append((row, stored))
-        return found
+            return list(takewhile(lambda found: found[0].startswith(first), rows_from(cursor, first)))
 
     def recheck_at(self, index: Any, due_us: int, row: bytes, kind: str) -> None:
         """Schedule a check of a row.
