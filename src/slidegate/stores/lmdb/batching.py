@@ -42,7 +42,6 @@ EAGER_TRIES: Final = 50
 """A job is retried in this many consecutive iterations of the loop, then with pauses, to save CPU."""
 PAUSE_S: Final = 0.001
 
-
 _Item: TypeAlias = tuple[asyncio.Future[Any], Job, float]
 """A queued job: the future that receives its answer, the job, and when it is given up, by the time of the loop."""
 

@@ -59,8 +59,6 @@ T = TypeVar("T")
 
 MIN_MAP_SIZE: Final = 2**20
 MAX_MAP_SIZE: Final = 2**40
-
-
 STEP: Final = 100
 """How many rows are read in one transaction, which blocks an event loop for about a millisecond."""
 ALWAYS: Final = 4_096

@@ -82,8 +82,6 @@ class BoundLimits(dict[Bucket, tuple[BoundLimit, ...]]):
 
 
 Windows: TypeAlias = dict[bytes, bytes]
-
-
 _Loaded: TypeAlias = tuple[str, Windows, bytes, bytes, bytes]
 """The database of a window, its mapping, its row, its stored value (empty if it is new), and the head of a new one."""
 
