@@ -202,10 +202,6 @@ def _own(observer: AnyObserver, name: str) -> Callable[..., Any] | None:
     return method
 
 
-Receivers: TypeAlias = Sequence[tuple[Subscription, Callable[[Any], object]]]
-"""Subscriptions, each with the method of its observer that is called."""
-
-
 class ObserverHub:
     """The observers of one limiter.
 
@@ -242,18 +238,19 @@ class ObserverHub:
 
     def wants(self, kind: str) -> bool:
         """Return whether events of a kind that is logged as information are needed, by an observer or the log."""
-        return bool(self._receivers(kind)) or logger.logger.isEnabledFor(logging.INFO)
+        receivers = self._events
+        if kind == "refused":
+            receivers = self._refusals
+        return bool(receivers) or logger.logger.isEnabledFor(logging.INFO)
 
     def emit(self, event: Event) -> None:
         """Log an event, and pass it to the observers of its kind, with the time added."""
         event = Event(event.kind, event.message, event.details, self._unix_us())
         self._log(event)
-        tell(self._receivers(event.kind), event)
-
-    def _receivers(self, kind: str) -> Receivers:
-        if kind == "refused":
-            return self._refusals
-        return self._events
+        receivers = self._events
+        if event.kind == "refused":
+            receivers = self._refusals
+        tell(receivers, event)
 
     def report_exceeded(self, decision: Decision, now_us: int) -> None:
         """Emit the event ``exceeded`` for each limit that a key has exceeded, unless it did so within the last window.
@@ -320,7 +317,7 @@ class ObserverHub:
         self.exempt = [one for one in self.requests if getattr(one[0].observer, "takes_exempt", True)]
 
 
-def tell(receivers: Receivers, what: Event | Outcome | Passed) -> None:
+def tell(receivers: Iterable[tuple[Subscription, Callable[[Any], object]]], what: Event | Outcome | Passed) -> None:
     """Call methods of observers, and log their exceptions."""
     for subscription, method in receivers:
         try:
