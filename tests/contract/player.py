@@ -18,10 +18,10 @@ from slidegate.core import (
     Limit,
     LimitState,
     Quota,
-    ReleasesPermits,
     Store,
 )
 from slidegate.limiter.inspect import states_in
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.shared import run_unless_on_loop
 from slidegate.testing import FakeClock
 
@@ -280,7 +280,7 @@ def permits_of(store: Store) -> int:
 
 def released(store: Store, decision: Decision) -> bool:
     """Release the permits of a decision as a limiter does; return False if they have to be refunded instead."""
-    return isinstance(store, ReleasesPermits) and store.release(decision)
+    return isinstance(store, MemoryStore) and store.release(decision)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The interface of stores.
 
 A custom store derives from `Store`, implements its seven abstract methods and sets `bans`. What a store may be able to
-do besides is an interface of its own: `SharedRows`, `Connects`, `NamesKeys`, `CountsPermits`, `ReleasesPermits` and
-`ReportsLateAnswers`. A store has its methods or lacks them, and a limiter works without them.
+do besides is an interface of its own: `SharedRows`, `Connects`, `NamesKeys`, `CountsPermits` and `ReportsLateAnswers`.
+A store has its methods or lacks them, and a limiter works without them.
 
 A question has a deadline, `deadline_s`, which a store needs only where it blocks a thread without an event loop: on a
 loop the limiter itself gives up what takes too long.
@@ -302,14 +302,6 @@ class CountsPermits(Protocol):
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits the requests of this process hold now, over all keys."""
-
-
-@runtime_checkable
-class ReleasesPermits(Protocol):
-    """A store that takes permits back without a question."""
-
-    def release(self, decision: Decision) -> bool:
-        """Return the permits of a decision at once; False if its reservations have to be refunded instead."""
 
 
 @runtime_checkable

@@ -25,7 +25,7 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closed
 from ..core.passwords import AnySecret
 from ..core.reservation import Reservation
-from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, NamesKeys, ReleasesPermits, Store
+from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, NamesKeys, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
 from .aio import answer_of, finish, in_background, on_asyncio, to_the_end, within
@@ -113,17 +113,17 @@ class Engine:
         self.store = store
         self.networks = networks
         deadline_us, choice = check_failure_policy(deadline, on_error)
-        self.per_process = isinstance(store, MemoryStore)
         self.unix_us, self.clock = _clocks_of(store)
         self.observers = ObserverHub(self.unix_us, observers)
         self.emit = self.observers.emit
         store.observe(self.emit)
         self.failover: Failover | None = None
-        self._releasing: ReleasesPermits | None = None
-        if not self.per_process:
+        self._memory: MemoryStore | None = None
+        if isinstance(store, MemoryStore):  # which never waits or fails
+            self._memory = store
+        else:
             self.failover = Failover(store, deadline_us, choice, self.emit)
-        elif isinstance(store, ReleasesPermits):  # memory, which never waits or fails
-            self._releasing = store
+        self.per_process = self._memory is not None
         self.keys = Keys(secret)
         if isinstance(store, NamesKeys):
             store.name_keys(self.keys.names_key)
@@ -212,8 +212,8 @@ class Engine:
         return charged
 
     def release(self, decision: Decision) -> Sequence[Reservation]:
-        """Release the permits of a decision at once if the store can, else return the reservations to refund for it."""
-        if self._releasing is not None and self._releasing.release(decision):
+        """Release the permits of a decision in memory at once, else return the reservations to refund for it."""
+        if self._memory is not None and self._memory.release(decision):
             self.queues.refunded(decision.checks)
             return ()
         return decision.begin_refund(permits=True)
@@ -282,8 +282,8 @@ class Engine:
 
         Requests in progress keep their permits. Shared stores are not cleared.
         """
-        if isinstance(self.store, MemoryStore):
-            self.store.forget()
+        if self._memory is not None:
+            self._memory.forget()
             self.rows.forget()
             self.overrides.forget()
             self.observers.forget()

@@ -240,7 +240,10 @@ class MemoryStore(Store):
             return refund_all(reservations, self._known(checks), self._now_us())
 
     def release(self, decision: Decision) -> bool:
-        """See `ReleasesPermits`; the permits are where the key leads, as for any charge."""
+        """Return the permits of a decision at once; False if its reservations have to be refunded instead.
+
+        They are where the key leads, as for any charge.
+        """
         if not decision.is_whole:
             return False
         refs: list[WindowRef] = []
