@@ -33,6 +33,15 @@ async def test_a_key_with_a_digest_is_that_of_the_value_however_its_name_is_spel
         assert limiter.key_for(key_of(f"{spelled}#{shown.partition('#')[2]}")) == shown
 
 
+NO_KEYS = ["203.0.113.O", "example.com", "ann", "300.1.1.1", "192.0.2.0/33", ":x", "user:", ""]
+
+
+@pytest.mark.parametrize("typed", NO_KEYS)
+def test_what_is_no_address_and_has_no_kind_is_no_key(typed: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected an address, a network or kind:value"):
+        check_key(typed)
+
+
 OF_THE_LIBRARY = {"header", "cookie", "query", "path", "asn", "peer"}
 """Kinds with a meaning of their own: values that clients send are digests, and some are read on every request."""
 KINDS = st.from_regex("[A-Za-z][A-Za-z0-9_-]{0,9}", fullmatch=True) | st.text("abcdefABCDEF", min_size=1, max_size=5)
