@@ -447,8 +447,10 @@ async def test_units_that_workers_have_leased_may_let_requests_pass_where_the_wi
     await tool.close()
 
 
-async def test_the_ban_of_an_operator_refuses_its_addresses_and_may_where_nobody_knows_them(tmp_path: Path) -> None:
-    """A command has no file of operators: it cannot say whose an address is, but that it may be refused."""
+async def test_the_ban_of_an_operator_refuses_its_addresses_where_somebody_knows_them(
+    tmp_path: Path,
+) -> None:
+    """A command has no file of operators: it cannot say whose an address is, but that some are banned."""
     store = new_store()
     limiter = Limiter(store, networks=[operators(tmp_path)])
     app = RateLimitMiddleware(Starlette(routes=routes()), limiter=limiter, limits="9/minute")
@@ -462,6 +464,4 @@ async def test_the_ban_of_an_operator_refuses_its_addresses_and_may_where_nobody
     for key in ("43.128.0.1", "user:42"):
         found = await facts_of(Limiter(store), key)
         assert found.refused_by is None
-        assert [(row.does, row.note) for row in found.rows if row.what == "ban"] == [
-            (Does.MAY_REFUSE, "scan, if its address is one of this operator")
-        ]
+        assert "whether a banned operator has its address (asn:132203)" in found.left_out

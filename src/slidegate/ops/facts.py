@@ -195,17 +195,26 @@ class FactsOfRules:
                 yield row
                 continue
             if is_operator(ban.key) and not self.operators:
-                yield _perhaps(row, "if its address is one of this operator")
+                self.leave_out("whether a banned operator has its address", ban.key)
             if share == "part":
                 yield _perhaps(row, "for a part of it")
-            for rule in rules:
-                key, among = self.subject.counted_by(rule)
-                if key != ban.key or not rule.bucket or rule.shadow:
-                    continue
-                of_rule = replace(row, requests=(rule.requests or EVERY) + among + where)
-                if rule.conditional:
-                    of_rule = _perhaps(of_rule, _condition_of(rule))
-                yield of_rule
+            yield from self._where_read(row, rules, where)
+
+    def _where_read(self, row: Fact, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
+        """Yield the row of a ban for the requests of each rule that reads its key."""
+        for rule in rules:
+            if not rule.bucket or rule.shadow:
+                continue
+            key, among = self.subject.counted_by(rule)
+            depends = _condition_of(rule)
+            if rule.key == FUNCTION:
+                key, depends = self.subject.key, joined(depends, "if its function returns the key")
+            if key != row.key:
+                continue
+            of_rule = replace(row, requests=(rule.requests or EVERY) + among + where)
+            if depends:
+                of_rule = _perhaps(of_rule, depends)
+            yield of_rule
 
     def _of_rule(self, rule: PublishedRule, requests: str) -> Iterator[Fact]:
         """Yield the rows of a rule: one for each of its limits."""
@@ -218,7 +227,7 @@ class FactsOfRules:
             return
         key, among = self.subject.counted_by(rule)
         if not key or among:
-            self._leave_out_key(rule)
+            self.leave_out(self._other_key(rule), rule.rule)
         if not key:
             return
         places = self.places_of(rule)
@@ -241,14 +250,13 @@ class FactsOfRules:
         self.leave_out("quotas in time zones that are not known here", rule.rule)
         return rule.limit
 
-    def _leave_out_key(self, rule: PublishedRule) -> None:
-        """Note by which other key a rule counts requests of the key."""
+    def _other_key(self, rule: PublishedRule) -> str:
+        """Return by which other key a rule counts requests of the key."""
         if self.subject.is_several(rule):
-            self.leave_out("each client in it", rule.rule)
-        elif rule.key == FUNCTION:
-            self.leave_out("keys that functions return", rule.rule)
-        else:
-            self.leave_out(f"its {rule.key}", rule.rule)
+            return "each client in it"
+        if rule.key == FUNCTION:
+            return "keys that functions return"
+        return f"its {rule.key}"
 
 
 def _limit_in(text: str) -> AnyLimit:

@@ -252,9 +252,14 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
         ConfigurationError: The address is invalid, or is that of a memory store.
         StoreError: The store does not exist, or cannot be opened.
     """
+    if str(url).strip().lower().startswith("memory:"):  # a configuration file may name anything
+        raise ConfigurationError(
+            "memory:// is in the memory of the server process, which no command can access; use the dashboard of the "
+            "application"
+        )
 
     async def worked() -> T:
-        limiter = _limiter_on(url, writes=writes)
+        limiter = Limiter.from_url(url, read_only=not writes, create=False, deadline=DEADLINE, on_error="deny")
         try:
             return await work(limiter)
         finally:
@@ -262,16 +267,6 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
                 await limiter.close()
 
     return asyncio.run(worked())
-
-
-def _limiter_on(url: object, *, writes: bool) -> Limiter:
-    """Return a limiter on a store that exists; a configuration file may name anything as its address."""
-    if isinstance(url, str) and url.strip().lower().startswith("memory:"):
-        raise ConfigurationError(
-            "memory:// is in the memory of the server process, which no command can access; use the dashboard of the "
-            "application"
-        )
-    return Limiter.from_url(url, read_only=not writes, create=False, deadline=DEADLINE, on_error="deny")  # type: ignore[arg-type]
 
 
 # -- configuration files -----------------------------------------------------------------------------------------------

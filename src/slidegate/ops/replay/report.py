@@ -107,7 +107,13 @@ class Simulated:
     def value(self) -> Json:
         """Return all results, ready for JSON; of the refused clients those with the most refused requests."""
         refused = self.refused.total()
-        rules = [_row_of(kind, name, row) for (kind, name), row in self.rows.items()]
+        rules = []
+        for (kind, name), row in self.rows.items():
+            requests = None  # nothing tells how many a rule in shadow or a block has met
+            if kind == "limit":
+                requests = row.requests
+            counts = {"requests": requests, "refused": row.refused, "refused_clients": len(row.clients)}
+            rules.append({"rule": name, "kind": kind, **counts})
         most_refused = []
         for client, count in self.refused.most_common(MAX_REFUSED):
             most_refused.append({"client": client, "requests": self.clients[client], "refused": count})
@@ -122,19 +128,6 @@ class Simulated:
             "rules": rules,
             "most_refused": most_refused,
         }
-
-
-def _row_of(kind: str, name: str, row: Row) -> Json:
-    requests: int | None = None  # nothing tells how many a rule in shadow or a block has met
-    if kind == "limit":
-        requests = row.requests
-    return {
-        "rule": name,
-        "kind": kind,
-        "requests": requests,
-        "refused": row.refused,
-        "refused_clients": len(row.clients),
-    }
 
 
 def _refused_by(outcome: Outcome) -> tuple[str, Sequence[str]]:
