@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from ..core import Bucket, CountsPermits, Reason
 from ..core.errors import StoreError
@@ -141,17 +141,17 @@ class LimiterMetrics(Observer):
             with self._counting:
                 before, self._failures = self._failures, self._limiter.failures
                 self._adder(FAILURES)(self._failures - before)
-        times_us = defaultdict[tuple[tuple[Bucket, ...], str], list[int]](list)
+        times_us = defaultdict[tuple[Any, ...], list[int]](list)
         for request in requests:
             if isinstance(request, Outcome):
                 self._count_outcome(request)
                 continue
             _, checks, route, time_us = request
-            buckets: tuple[Bucket, ...] = ()
+            kind: tuple[Any, ...] = (route,)
             for bucket, _, _ in checks:
-                buckets += (bucket,)
-            times_us[buckets, route].append(time_us)
-        for (buckets, route), times in times_us.items():
+                kind += (bucket,)
+            times_us[kind].append(time_us)
+        for (route, *buckets), times in times_us.items():
             self._count_admitted(rules_of(buckets), route, times)
 
     def _count_admitted(self, rules: Iterable[str], route: str, times_us: Sequence[int]) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
-from ..core import Ban, Bucket, Check, Decision, Reason
+from ..core import Ban, Check, Decision, Reason
 from ..core.addresses import network_of
 from ..core.memo import remember
 from ..events import Outcome, Passed
@@ -55,8 +55,8 @@ class Tally:
         self.series = Series()
         self.clients = Clients()
         self.keys = Clients()
-        # The rules and the traffic of the admitted requests that some buckets have counted on a route.
-        self._known: dict[tuple[tuple[Bucket, ...], str], tuple[tuple[str, ...], Traffic]] = {}
+        # The rules and the traffic of admitted requests, by their route and the buckets that counted them.
+        self._known: dict[tuple[Any, ...], tuple[tuple[str, ...], Traffic]] = {}
 
     def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
@@ -74,16 +74,16 @@ class Tally:
 
     def _count_admitted(self, request: Passed) -> None:
         client, checks, route, time_us = request
-        buckets: tuple[Bucket, ...] = ()
+        kind: tuple[Any, ...] = (route,)
         has_keys = False
         for bucket, key, _ in checks:
-            buckets += (bucket,)
+            kind += (bucket,)
             if key != client:
                 has_keys = True
-        known = self._known.get((buckets, route))
+        known = self._known.get(kind)
         if known is None:
-            rules = rules_of(buckets)
-            known = remember(self._known, (buckets, route), (rules, self._traffic(rules, route)))
+            rules = rules_of(kind[1:])
+            known = remember(self._known, kind, (rules, self._traffic(rules, route)))
         rules, traffic = known
         traffic.passed += 1
         traffic.times.count_one(time_us)
