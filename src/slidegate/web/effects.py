@@ -25,7 +25,7 @@ from .refusals import Refusals
 from .routes import RouteLabels
 from .rules import Rule
 from .signals import Signals
-from .visit import FAILED, Unfinished, Visit, is_failure
+from .visit import FAILED, UNFINISHED, Visit, is_failure
 
 
 def _true_or_false(counts: object) -> bool:
@@ -227,7 +227,7 @@ def _incomplete(visit: Visit, error: BaseException) -> tuple[Ended, Any]:
         if answered and not visit.status:  # an application around the middleware answers
             return "success", answered
         return "exception", visit.status or FAILED
-    is_over = isinstance(error, (Unfinished, WebSocketDisconnect))
+    is_over = error is UNFINISHED or isinstance(error, WebSocketDisconnect)
     if visit.status and visit.scope["type"] == "websocket" and is_over:
         return "success", visit.status
     return "cancelled", visit.status

@@ -345,11 +345,8 @@ class Visit:
             await self.end()
 
 
-class Unfinished(BaseException):
-    """The application has returned before its response was complete; or a middleware has refused the request."""
-
-
-UNFINISHED: Final = Unfinished()
+UNFINISHED: Final = BaseException("the response is not complete")
+"""The application has returned before its response was complete; or a middleware has refused the request."""
 
 
 async def send_nobody(message: Message) -> None:
