@@ -6,7 +6,7 @@ is struck, reported, and counted by limits at endpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -24,7 +24,6 @@ from ..limiter.engine import Engine
 from .blocklist import Blocklist
 from .client_ip import LOCATED_KEY, ClientAddress, client_ip, may_be_gone, peer_of
 from .headers import field_value
-from .keys import Key
 
 KEY: Final = "slidegate"
 """The scope key of the innermost visit of a request."""
@@ -41,13 +40,11 @@ class Client:
         key: Its key.
         subjects: The keys and the address whose bans apply to it.
         verdict: The decision about all its requests, if it is on a list.
-        located: What keys of ban policies that read proxies themselves have found at the entrance of one request.
     """
 
     key: str
     subjects: tuple[BanSubject, ...]
     verdict: Decision | None
-    located: Mapping[Key, str] | None = None
 
     @property
     def address(self) -> Address | None:
@@ -56,15 +53,6 @@ class Client:
             if isinstance(subject, tuple):
                 return subject
         return None
-
-    def beside(self, scope: Scope) -> Scope:
-        """Return a later scope of its request for keys, which read from it everything but addresses.
-
-        Applications may have changed the peer and the fields of proxies by then.
-        """
-        if not self.located:
-            return scope
-        return {**scope, LOCATED_KEY: self.located}
 
 
 class FollowedFile(Protocol):
@@ -242,10 +230,11 @@ class KeyedClients:
     def of(self, scope: Scope) -> Client:
         """See `Clients.of`."""
         client = self._clients.of(scope)
-        located: Mapping[Key, str] = {key: key.locate(scope)[0] for key in self._addresses}
-        found = Client(client.key, client.subjects, client.verdict, located)
-        found.subjects = self._with_keys(client.subjects, found.beside(scope), client.key)
-        return found
+        if self._addresses:
+            # Applications may change the peer and the fields of proxies, so that the scope keeps what they are now.
+            located = {key: key.locate(scope)[0] for key in self._addresses}
+            scope[LOCATED_KEY] = {**located, **scope.get(LOCATED_KEY, {})}
+        return Client(client.key, self._with_keys(client.subjects, scope, client.key), client.verdict)
 
 
 # -- what functions of a request ask -----------------------------------------------------------------------------------

@@ -89,14 +89,17 @@ class Counting:
         if at_endpoint is not None:
             scope = at_endpoint.scope
         if plan.calls_functions:
-            checks, unlimited = await self._ask_all(visit, plan, scope, at_endpoint)
-            if unlimited:  # a ban of a key holds where a rule reads it, also if the rule counts nothing of the request
-                subjects = self._signals.joined(subjects, unlimited)
+            checks: list[Check] = []
+            for bound in plan.limiting:
+                asked = await self._ask(bound, visit, at_endpoint)
+                checks += asked.checks
+                # A ban of a key holds where a rule reads it, also if the rule counts nothing of the request.
+                subjects = self._signals.joined(subjects, asked.unlimited)
         else:
             checks = plan.checks(scope, visit.client.key)
         if at_endpoint is not None:
             if self._signals.keyed:  # the user may be known by now
-                subjects = self._signals.with_keys(subjects, visit.client.beside(scope), visit.client.key)
+                subjects = self._signals.with_keys(subjects, scope, visit.client.key)
             checks = _left_at_endpoint(visit, checks)
             if not checks and subjects is visit.client.subjects:  # no other key may be banned
                 return plan.verdict
@@ -125,23 +128,8 @@ class Counting:
             return plan.verdict
         return self._engine.hit(checks, client.subjects)
 
-    async def _ask_all(
-        self, visit: Visit, plan: Plan, scope: Scope, at_endpoint: HTTPConnection | None
-    ) -> tuple[list[Check], list[str]]:
-        """Return the checks of a request, and the keys that have no limit, where rules call functions."""
-        checks: list[Check] = []
-        unlimited: list[str] = []
-        for bound in plan.limiting:
-            if bound.calls_functions:
-                asked = await self._ask(bound, visit, at_endpoint)
-                checks += asked.checks
-                unlimited += asked.unlimited
-            else:
-                checks += bound.checks(scope, visit.client.key)
-        return checks, unlimited
-
     async def _ask(self, bound: BoundRule, visit: Visit, at_endpoint: HTTPConnection | None) -> _Asked:
-        """Return what a rule reads of a request, calling its functions."""
+        """Return what a rule reads of a request, calling its functions if it has some."""
         rule, charging, ask = bound.rule, bound.rule.charging, self._calls.ask
         request = request_of(visit, at_endpoint)
         bucket, cost = bound.bucket, charging.cost

@@ -194,21 +194,22 @@ class Report(Effect):
             tell(receivers, self._outcome(visit, error, route, duration_us))
 
     def _outcome(self, visit: Visit, error: BaseException | None, route: str, duration_us: int) -> Outcome:
+        has_failed = error is not None and is_failure(error)
         status = visit.status or visit.answered(error)
         decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
         refusal: Decision | None = None
-        if decisions and not decisions[-1].allowed:
-            refusal = decisions[-1]
         # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
-        if error is not None and visit.status and is_failure(error):
-            refusal = None
+        if decisions and not decisions[-1].allowed and not (visit.status and has_failed):
+            refusal = decisions[-1]
         ended: Ended = "success"
         if visit.has_left:  # whatever the application answers then
             ended, status = "cancelled", 0
         elif refusal is not None:
             ended = "refused"
-        elif error is not None:
-            ended, status = _incomplete(visit, error)
+        elif has_failed and (visit.status or not status):  # else an application around the middleware answers
+            ended, status = "exception", status or FAILED
+        elif not has_failed and error is not None and not _is_ended_websocket(visit, error):
+            ended = "cancelled"
         began_us = self._engine.unix_us() - duration_us
         shadow_rules = tuple([label for _, label in visit.observed if label])
         client = visit.client.key
@@ -220,17 +221,10 @@ def _is_counted(visit: Visit) -> bool:
     return bool(visit.observed) or any(one.checks or not one.allowed for _, one in visit.decisions)
 
 
-def _incomplete(visit: Visit, error: BaseException) -> tuple[Ended, Any]:
-    """Return how a request that was not refused has ended before its response was complete, and its status."""
-    if is_failure(error):
-        answered = visit.answered(error)
-        if answered and not visit.status:  # an application around the middleware answers
-            return "success", answered
-        return "exception", visit.status or FAILED
-    is_over = error is UNFINISHED or isinstance(error, WebSocketDisconnect)
-    if visit.status and visit.scope["type"] == "websocket" and is_over:
-        return "success", visit.status
-    return "cancelled", visit.status
+def _is_ended_websocket(visit: Visit, error: BaseException) -> bool:
+    """Return whether a websocket was answered, and has ended by itself, which sends no last message."""
+    is_answered = bool(visit.status) and visit.scope["type"] == "websocket"
+    return is_answered and (error is UNFINISHED or isinstance(error, WebSocketDisconnect))
 
 
 def effects_of(plan: Plan, engine: Engine, signals: Signals, calls: UserCallbacks) -> list[Effect]:

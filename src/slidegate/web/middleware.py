@@ -37,7 +37,7 @@ from .routes import layers, visible_app
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
 from .switch import setting_that_switches_off
-from .visit import GONE, UNFINISHED, Visit
+from .visit import ENDED_CHANNELS, UNFINISHED, Visit
 from .websockets import MessageLimits
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ class RateLimitMiddleware(FailsAtStartup):
             raise
         finally:  # the visit stays in the scope, without what refers to the server
             visit.scope = None
-            visit.receive_from, visit.send_on = GONE[scope_type]
+            visit.receive_from, visit.send_on = ENDED_CHANNELS[scope_type]
 
     # -- the first requests, and those while it is switched off --------------------------------------------------------
 
@@ -357,7 +357,7 @@ class RateLimitMiddleware(FailsAtStartup):
             await self.app(scope, receive, send)
         finally:
             visit.scope = None
-            visit.receive_from, visit.send_on = GONE[scope["type"]]
+            visit.receive_from, visit.send_on = ENDED_CHANNELS[scope["type"]]
 
 
 def _ending(limiter: Limiter, send: Send) -> Send:

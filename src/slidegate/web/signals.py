@@ -153,10 +153,9 @@ class Signals:
         client_key = visit.client.key
         key, protected = client_key, client_key
         if policy.key is not None:
-            seen = visit.client.beside(scope)
-            if user in parts_of(policy.key) and user.name_in(seen) is None:
+            if user in parts_of(policy.key) and user.name_in(scope) is None:
                 return None
-            key = protected = policy.key.find(seen, self._limiter, client_key)
+            key = protected = policy.key.find(scope, self._limiter, client_key)
         if isinstance(policy.key, Combined):  # it may be banned if the client may be, whose address is a part of it
             protected = client_key
         if protected == UNKNOWN_PEER or not self._may_ban(policy, protected):
@@ -298,11 +297,9 @@ async def strike(
     innermost: Visit | None = visit_of(request, "strike")
     if innermost is None:
         return None
-    # Innermost first, so that the outermost of two policies with one name wins.
-    above: dict[str, Visit] = {}
     visits = [*innermost.visits()]
-    for visit in visits:
-        above.update(dict.fromkeys(visit.policy.signals.ban_policies, visit))
+    # Innermost first, so that the outermost of two policies with one name wins.
+    above: dict[str, Visit] = {name: visit for visit in visits for name in visit.policy.signals.ban_policies}
     name = policy
     if name is None and len(above) == 1:
         (name,) = above

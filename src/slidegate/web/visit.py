@@ -28,6 +28,8 @@ STARTS: Final = {"http.response.start": 200, **_HANDSHAKES}
 """The messages that start a response and have header fields, and the default status of each."""
 FAILED: Final = 500
 """The status that a server sends if the application raises before it answers."""
+UNFINISHED: Final = BaseException("the application has returned before its response was complete")
+"""Stands for what is no exception where effects end: nothing was raised, and there was no last message."""
 CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
 _BODIES: Final = ("http.response.body", "http.response.pathsend", "http.response.zerocopysend")
@@ -345,31 +347,27 @@ class Visit:
             await self.end()
 
 
-UNFINISHED: Final = BaseException("the response is not complete")
-"""The application has returned before its response was complete; or a middleware has refused the request."""
-
-
 async def send_nobody(message: Message) -> None:
     """Drop a message: the client has left, or the request is over."""
 
 
-async def _hear_nobody() -> Message:
+async def _receive_disconnect() -> Message:
     return {"type": "http.disconnect"}
 
 
-async def _hear_no_websocket() -> Message:
+async def _receive_websocket_disconnect() -> Message:
     return {"type": "websocket.disconnect", "code": 1006}
 
 
-async def _send_no_websocket(message: Message) -> None:
+async def _send_after_close(message: Message) -> None:
     """Fail as a server does whose websocket is closed (ASGI, "Send after disconnect")."""
     if message["type"] != "websocket.close":
         raise OSError("this websocket is closed")
 
 
-GONE: Final[Mapping[str, tuple[Receive, Send]]] = {
-    "http": (_hear_nobody, send_nobody),
-    "websocket": (_hear_no_websocket, _send_no_websocket),
+ENDED_CHANNELS: Final[Mapping[str, tuple[Receive, Send]]] = {
+    "http": (_receive_disconnect, send_nobody),
+    "websocket": (_receive_websocket_disconnect, _send_after_close),
 }
 """The channels of a request that is over, by the type of its scope: a task that outlives it finds the client gone."""
 
