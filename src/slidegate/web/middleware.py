@@ -9,7 +9,7 @@ made anew and charged in one hit (`counting.py`); a refused request strikes (`si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,7 +26,6 @@ from ..limiter.workers import PublishedRule
 from .broken import FailsAtStartup, fail_startup
 from .client_ip import ClientAddress
 from .endpoints import exempt_methods, limits_of_routes
-from .finding import Finding
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
@@ -92,6 +91,14 @@ class RateLimitMiddleware(FailsAtStartup):
     Attributes:
         app: The application behind the middleware.
         policy: Its parts, made from its options.
+        limiter: The limiter that counts.
+        rules: The rules, as they were given.
+        default_rule: The rule of each route, made from `default_limits`; None if there is none.
+        key: What `default_limits` count by; None for the client's address.
+        client: Determines the client's address.
+        lists: The blocklist and the allowlist, by option name.
+        findings: Probable mistakes found at start-up or in the first requests. Each is logged once.
+        ban_policies: Its ban policies.
         routed_app: The application whose routes were checked: that behind the middleware, or if its routes are hidden,
             the one that it belongs to; None before the first call.
 
@@ -159,6 +166,14 @@ class RateLimitMiddleware(FailsAtStartup):
     def begin_with(self, policy: Policy, enabled: bool) -> None:
         """Begin to guard the application by a policy."""
         self.policy = policy
+        self.limiter = policy.limiter
+        self.rules = policy.rules.given
+        self.default_rule = policy.default_rule
+        self.key = policy.rules.key
+        self.client = policy.address
+        self.lists = policy.lists
+        self.findings = policy.findings.found
+        self.ban_policies = tuple(policy.signals.ban_policies.values())
         for file in policy.files:
             file.observe(self.limiter.engine.emit)
         off_by = setting_that_switches_off(enabled)
@@ -169,46 +184,6 @@ class RateLimitMiddleware(FailsAtStartup):
     """The middleware that reads its options from a TOML file, and again when the file changes; see `_OfFiles`."""
 
     # -- what others read ----------------------------------------------------------------------------------------------
-
-    @property
-    def limiter(self) -> Limiter:
-        """The limiter that counts."""
-        return self.policy.limiter
-
-    @property
-    def rules(self) -> Sequence[Rule]:
-        """The rules, as they were given."""
-        return self.policy.rules.given
-
-    @property
-    def lists(self) -> Mapping[str, Networks | None]:
-        """The blocklist and the allowlist, by option name."""
-        return self.policy.lists
-
-    @property
-    def findings(self) -> list[Finding]:
-        """Probable mistakes found at start-up or in the first requests. Each is logged once."""
-        return self.policy.findings.found
-
-    @property
-    def default_rule(self) -> Rule | None:
-        """The rule of each route, made from `default_limits`; None if there is none."""
-        return self.policy.default_rule
-
-    @property
-    def key(self) -> Key | KeyFunction | None:
-        """What `default_limits` count by; None for the client's address."""
-        return self.policy.rules.key
-
-    @property
-    def client(self) -> ClientAddress:
-        """Determines the client's address."""
-        return self.policy.address
-
-    @property
-    def ban_policies(self) -> Sequence[BanPolicy]:
-        """Its ban policies."""
-        return tuple(self.policy.signals.ban_policies.values())
 
     def buckets(self) -> list[Bucket]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""
