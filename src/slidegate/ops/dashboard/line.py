@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 from ... import Networks
 from ...core.addresses import network_of
-from ...core.bans.policy import PRIVATE
 from ...limiter import Publication
 from ..kinds import EVERYONE
 from ..statistics import ClientTraffic
@@ -29,6 +28,9 @@ MANY_KEYS: Final = 3
 """With so many users, cookies or API keys an address is that of several people."""
 ONE_CLIENT: Final = {4: 1, 6: 2**64}
 """How many addresses one client has, by their version; a larger network is one of many."""
+_OWN_IPV4: Final = ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16")
+OWN: Final = Networks([*_OWN_IPV4, "::1/128", "fc00::/7", "fe80::/10"])
+"""The addresses that only an own network has; `is_private` of `ipaddress` also knows those of examples."""
 MEANWHILE: Final = {
     "local": "each worker counts alone",
     "allow": "requests pass uncounted",
@@ -196,7 +198,7 @@ def stands_for(one: ClientTraffic, kinds: Mapping[str, str], proxies: Collection
         return "all addresses of this network are counted together"
     if any(one.overlaps(version, first, last) for one in proxies):
         return "it is a trusted proxy"
-    if PRIVATE.overlaps(version, first, last):
+    if OWN.overlaps(version, first, last):
         return "it is an address of your own network, perhaps a proxy's"
     return ""
 
