@@ -160,9 +160,9 @@ class RuleSet:
         If that fails, every limit counts the request and nothing exempts it, so that a failure bypasses no limit.
         """
         method = scope.get("method")
-        is_preflight = method == "OPTIONS" and scope["type"] == "http" and _is_preflight(scope)
-        if is_preflight:
-            method = _A_PREFLIGHT
+        is_preflight = False
+        if method == "OPTIONS" and scope["type"] == "http" and _is_preflight(scope):
+            is_preflight, method = True, _A_PREFLIGHT
         try:
             request = scope["path"], scope["type"], method, scope.get("root_path", "")
             plan = self._by_request.get(request)
