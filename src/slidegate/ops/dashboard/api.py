@@ -83,7 +83,11 @@ class Api:
         operation = self.operations[name][method]
         parameters = dict(signature(operation).parameters)
         parameters.pop("by", None)
-        missing = [name for name, one in parameters.items() if one.default is one.empty and name not in fields]
+        missing = [
+            name
+            for name, parameter in parameters.items()
+            if parameter.default is parameter.empty and name not in fields
+        ]
         for field, value in {**fields, **dict.fromkeys(missing)}.items():
             if field not in parameters:
                 raise ConfigurationError(f"there is no field {quoted(field)}{closest(field, parameters)}")
@@ -110,8 +114,8 @@ class Api:
             "at": counts.at,
             "workers": [worker._asdict() for worker in stats.workers],
             "total": _counts(stats.total),
-            "rules": {name: _counts(one) for name, one in stats.rules.items()},
-            "routes": {name: _counts(one) for name, one in stats.routes.items()},
+            "rules": {name: _counts(traffic) for name, traffic in stats.rules.items()},
+            "routes": {name: _counts(traffic) for name, traffic in stats.routes.items()},
             "steps": [_counts(step) for step in stats.steps],
         }
 
@@ -148,23 +152,25 @@ class Api:
 
     async def read_bans(self, q: str = "") -> dict[str, Any]:
         """Return the newest 1,000 bans that contain a text, and how many there are."""
-        found = await self._service.bans(q)
-        bans = [row_of_ban(ban) for ban in found.newest]
-        return {"bans": bans, "matching": found.matching, "total": len(found.all)}
+        bans = await self._service.bans(q)
+        rows = [row_of_ban(ban) for ban in bans.newest]
+        return {"bans": rows, "matching": bans.matching, "total": len(bans.all)}
 
     async def read_limits(self) -> dict[str, Any]:
         """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""
         overrides = await self._service.overrides()
-        changes = {one.name: row_of_change(one) for one in overrides}
+        changes = {change.name: row_of_change(change) for change in overrides}
         rows = []
         for row in limit_rows(self._limiter, overrides):
-            change = row.change and changes[row.name]
-            rows.append({**row._asdict(), "change": change})
+            fields = row._asdict()
+            if row.change is not None:
+                fields["change"] = changes[row.name]
+            rows.append(fields)
         return {"limits": rows, "off": changes.get("*")}
 
     async def read_history(self) -> dict[str, Any]:
         """Return the latest 200 bans and changes by hand and by commands, the last one first."""
-        return {"history": [row_of_action(one) for one in await self._service.history()]}
+        return {"history": [row_of_action(action) for action in await self._service.history()]}
 
     async def read_rules(self) -> dict[str, Any]:
         """Return the rules that workers have published, and what other workers enforce in place of them."""
@@ -199,9 +205,9 @@ class Api:
         """
         amount = limit.strip()
         if amount.isdecimal():
-            for one in self._limiter.limits():
-                if one.name == name and one.changeable:
-                    limit = one.with_amount(amount)
+            for configured in self._limiter.limits():
+                if configured.name == name and configured.changeable:
+                    limit = configured.with_amount(amount)
         return row_of_change(await self._limiter.override(name, limit, duration, reason=reason, by=by))
 
     async def restore(self, name: str, *, by: str) -> dict[str, Any]:
@@ -219,7 +225,9 @@ def _counts(traffic: Traffic) -> dict[str, Any]:
     counts = named(traffic, *COUNTS, "limited")
     for name in ("p50", "p95", "p99"):
         time_us = getattr(traffic, f"{name}_us")
-        counts[f"{name}_ms"] = time_us and time_us / 1_000
+        counts[f"{name}_ms"] = None
+        if time_us is not None:
+            counts[f"{name}_ms"] = time_us / 1_000
     return counts
 
 

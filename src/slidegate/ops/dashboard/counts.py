@@ -94,7 +94,7 @@ class Curve(NamedTuple):
 def marks_of(history: Iterable[Action], bans: Iterable[Ban]) -> list[Mark]:
     """Return when the bans in force began, and when operators changed a limit."""
     marks = [Mark(ban.since_us / 1_000_000, "ban") for ban in bans]
-    changes = [Mark(one.at_us / 1_000_000, "change") for one in history if one.kind in _CHANGES]
+    changes = [Mark(action.at_us / 1_000_000, "change") for action in history if action.kind in _CHANGES]
     return marks + changes
 
 
@@ -117,7 +117,7 @@ def curve_of(counts: Counts, marks: Iterable[Mark]) -> Curve:
                 f"{step + 0.5} {100 - 100 * rate * _UNITS[unit] / top:.4g}" for step, rate in enumerate(rates[number])
             ]
             lines[f"s{number}"] = f"M{'L'.join(points)}h0"  # round ends make a dot of a lone value
-    places = {(int((one.at - counts.start_at) // step_s), one.kind) for one in marks}
+    places = {(int((mark.at - counts.start_at) // step_s), mark.kind) for mark in marks}
     marked = sorted((step, kind) for step, kind in places if 0 <= step < steps)
     return Curve(unit, top, steps, lines, marked, _ticks(counts, step_s * max(steps, 1)))
 

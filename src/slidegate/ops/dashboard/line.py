@@ -111,12 +111,12 @@ class Line(NamedTuple):
     actions: tuple[Proposal, ...] = ()
 
 
-def row_of(one: ClientTraffic, is_banned: bool, many: str = "") -> ClientRow:
+def row_of(client: ClientTraffic, is_banned: bool, many: str = "") -> ClientRow:
     """Return the row of a client, given what is not in its counts."""
-    rule = one.rule
-    if one.banned and not one.limits:  # only a limit that refused has these
+    rule = client.rule
+    if client.banned and not client.limits:  # only a limit that refused has these
         rule = f"ban of {rule}"
-    return ClientRow(one.key, rule, one.limits, one.refused, one.requests, is_banned, many)
+    return ClientRow(client.key, rule, client.limits, client.refused, client.requests, is_banned, many)
 
 
 def refusals_of(clients: Iterable[ClientRow], refused: int) -> Refusals:
@@ -167,36 +167,36 @@ def _line_of_one(row: ClientRow, whole: int, limits: Iterable[Any]) -> Line:
     if not row.many:
         return Line("one", text, row.key, row.rule, actions=(Proposal("ban", row.key), look))
     actions = [look]
-    raised = [one for one in limits if one.rule == row.rule and one.changeable and not one.shadow]
+    raised = [limit for limit in limits if limit.rule == row.rule and limit.changeable and not limit.shadow]
     if len(raised) == 1:  # of several it is not known which one refused
         actions.append(Proposal("raise", raised[0].name, raised[0].with_amount(2 * raised[0].limit.amount)))
     text = f"{text}, and stands for many: {row.many}"
     return Line("one", text, row.key, row.rule, row.many, tuple(actions))
 
 
-def stands_for(one: ClientTraffic, kinds: Mapping[str, str], proxies: Collection[Networks]) -> str:
+def stands_for(client: ClientTraffic, kinds: Mapping[str, str], proxies: Collection[Networks]) -> str:
     """Return what shows that many people stand behind a client; empty if nothing does.
 
     Args:
-        one: The client.
+        client: The client.
         kinds: The kind of key that each rule reads, by its label.
         proxies: The networks of trusted proxies.
     """
-    if kinds.get(one.rule) == EVERYONE:
-        return f"{one.rule} counts all clients together"
-    if len(one.others) >= MANY_KEYS:
+    if kinds.get(client.rule) == EVERYONE:
+        return f"{client.rule} counts all clients together"
+    if len(client.others) >= MANY_KEYS:
         return "several users, cookies or API keys came from it"
-    if one.key == "unknown-peer" or one.key.startswith("peer:"):
+    if client.key == "unknown-peer" or client.key.startswith("peer:"):
         return "its requests came without an address, perhaps from a proxy"
-    if one.key == EVERYONE or one.key.startswith("asn:"):
+    if client.key == EVERYONE or client.key.startswith("asn:"):
         return "all of its clients are counted together"
-    network = network_of(one.key)
+    network = network_of(client.key)
     if network is None:
         return ""
     version, first, last = network
     if last - first + 1 > ONE_CLIENT[version]:
         return "all addresses of this network are counted together"
-    if any(one.overlaps(version, first, last) for one in proxies):
+    if any(networks.overlaps(version, first, last) for networks in proxies):
         return "it is a trusted proxy"
     if OWN.overlaps(version, first, last):
         return "it is an address of your own network, perhaps a proxy's"
@@ -206,8 +206,8 @@ def stands_for(one: ClientTraffic, kinds: Mapping[str, str], proxies: Collection
 def kinds_of(published: Sequence[Publication]) -> dict[str, str]:
     """Return the kind of key that each rule reads; of a name that two rules have, nothing is known."""
     kinds: dict[str, str] = {}
-    for one in published:
-        for rule in one.rules:
+    for publication in published:
+        for rule in publication.rules:
             if kinds.setdefault(rule.rule, rule.key) != rule.key:
                 kinds[rule.rule] = ""
     return kinds

@@ -74,7 +74,7 @@ class Bans(NamedTuple):
 
     def refusing(self, limiter: Limiter, key: Any) -> Ban | None:
         """Return the longest of those that refuse a key; None for none."""
-        refusing = [self.by_key[one] for one in keys_refusing(limiter, key) if one in self.by_key]
+        refusing = [self.by_key[banned] for banned in keys_refusing(limiter, key) if banned in self.by_key]
         return max(refusing, key=_end_of, default=None)
 
 
@@ -212,18 +212,18 @@ class Service:
             self.counts(WINDOW), self.clients(), self.bans(), self.published()
         )
         kinds = kinds_of(published)
-        proxies = [one.client.networks for one in self.limiter.middlewares]
+        proxies = [middleware.client.networks for middleware in self.limiter.middlewares]
         banned = await self.banned(ranking.refused, bans)
-        rows = [row_of(one, one.key in banned, stands_for(one, kinds, proxies)) for one in ranking.refused]
+        rows = [row_of(client, client.key in banned, stands_for(client, kinds, proxies)) for client in ranking.refused]
         refusals = refusals_of(rows, counts.stats.total.refused)
         return line_of(refusals, self.limiter.limits()), refusals
 
     async def banned(self, clients: Iterable[ClientTraffic], bans: Bans) -> set[str]:
         """Return the keys of those clients that a ban refuses."""
         banned = set()
-        for one in clients:
-            if bans.refusing(self.limiter, one.key) is not None:
-                banned.add(one.key)
+        for client in clients:
+            if bans.refusing(self.limiter, client.key) is not None:
+                banned.add(client.key)
             await checkpoint()  # a look-up takes up to half a millisecond
         return banned
 
@@ -263,11 +263,11 @@ class Service:
 
     async def off(self) -> Override | None:
         """Return the change that has switched all workers off; None for none."""
-        return next((one for one in await self.overrides() if one.name == "*"), None)
+        return next((change for change in await self.overrides() if change.name == "*"), None)
 
     def findings(self) -> list[Any]:
         """Return what is probably a mistake in the middlewares of this process."""
-        return [one for middleware in self.limiter.middlewares for one in middleware.findings]
+        return [finding for middleware in self.limiter.middlewares for finding in middleware.findings]
 
     async def overrides(self) -> list[Override]:
         """Return the changes of limits in force."""

@@ -100,17 +100,19 @@ async def part(service: Service, query: Query) -> Variables:
 def _members(ranking: Ranking, rule: str, route: str) -> list[tuple[int, int, str]]:
     """Return the refused and the admitted requests of clients of a rule or a route, and the key of each."""
     members = []
-    for one in ranking.each():
-        refused = one.refused_by.get(rule, 0)
-        passed = one.counted_by.get(rule, one.routes.get(route, 0))
+    for client in ranking.each():
+        refused = client.refused_by.get(rule, 0)
+        passed = client.counted_by.get(rule, client.routes.get(route, 0))
         if passed or refused:
-            members.append((refused, passed, one.key))
+            members.append((refused, passed, client.key))
     return sorted(members, reverse=True)[:MAX_ROWS]
 
 
 def _shadowed(events: Iterable[LoggedEvent], rule: str) -> list[tuple[str, int]]:
     """Return whom a rule would have refused in shadow, and how often, among the latest events."""
-    keys = [one.details["key"] for one in events if one.kind == "shadow_refused" and one.details["rule"] == rule]
+    keys = [
+        event.details["key"] for event in events if event.kind == "shadow_refused" and event.details["rule"] == rule
+    ]
     return Counter(keys).most_common(MAX_ROWS)
 
 
@@ -133,18 +135,18 @@ async def clients(service: Service, query: Query) -> Variables:
 async def _ranked(service: Service, ranking: Ranking, bans: Bans, query: Query) -> list[ClientRow]:
     """Return the busiest and the most refused in the query's order."""
     first = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS])
-    listed = [one for one in first.each() if _is_sought(one.key, query)]
+    listed = [client for client in first.each() if _is_sought(client.key, query)]
     banned = await service.banned(listed, bans)
-    rows = [row_of(one, one.key in banned) for one in listed]
+    rows = [row_of(client, client.key in banned) for client in listed]
     return _ordered(rows, query, ("requests", "refused", "key"))
 
 
 async def bans(service: Service, query: Query) -> Variables:
     """Return the bans, what operators have done, and events."""
-    found, history, events = await together(service.bans(query.get("q", "")), service.history(), service.events())
-    rows = _ordered(found.newest, query, ("since_us", "until_us", "level", "key", "reason", "by"))
-    listed = [one for one in events if one.kind not in NO_EVENTS]
-    return {"bans": found, "rows": rows[:MAX_ROWS], "history": history, "events": grouped(listed)[:MAX_ROWS]}
+    in_force, history, events = await together(service.bans(query.get("q", "")), service.history(), service.events())
+    rows = _ordered(in_force.newest, query, ("since_us", "until_us", "level", "key", "reason", "by"))
+    listed = [event for event in events if event.kind not in NO_EVENTS]
+    return {"bans": in_force, "rows": rows[:MAX_ROWS], "history": history, "events": grouped(listed)[:MAX_ROWS]}
 
 
 async def configuration(service: Service, query: Query) -> Variables:
