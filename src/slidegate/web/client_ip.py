@@ -178,7 +178,10 @@ def client_ip(
     else:
         entries = list(trusted)
         is_unix = UNIX in entries
-        networks = Networks(entry for entry in entries if entry != UNIX)
+        try:
+            networks = Networks(entry for entry in entries if entry != UNIX)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}; {_EXAMPLE}", "trusted") from None
     if networks.covers_most():
         raise ConfigurationError(
             "these networks cover most addresses, so any client could forge its address; list your proxies, "

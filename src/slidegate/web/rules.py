@@ -19,6 +19,7 @@ from ..core.limit_texts import parse_limits
 from ..core.limits import MAX_AMOUNT
 from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
+from .clients import client_key
 from .keys import Key, KeyFunction, path_parameters
 from .routes import text_of_methods
 from .rule_values import (
@@ -213,6 +214,9 @@ class Rule:
         elif key is not None and not callable(key):
             expected = 'expected client_ip(), header("X-API-Key") or a function'
             raise ConfigurationError(f"{expected}, not {quoted(key)}", option)
+        # Called with a request, one of these fails, so that each request would be counted under its address.
+        elif f"{getattr(key, '__module__', '')}".startswith("slidegate.") and key is not client_key:
+            raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
         return key
 
     def _check_parameters(self, key: Key, option: str) -> None:
