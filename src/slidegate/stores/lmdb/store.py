@@ -221,6 +221,7 @@ class LmdbBans(BookBans):
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
         self._transactions = batcher.transactions
+        self._store = batcher.transactions.store
         self._last_count: int | None = None
 
     def find(
