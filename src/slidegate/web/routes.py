@@ -283,14 +283,14 @@ class RouteLabels:
     """Names the routes that requests have reached, for outcomes and events: an endpoint at several by one of them."""
 
     def __init__(self) -> None:
-        self._labels: dict[int, tuple[str, object]] = {}
-        """By the identity of an endpoint, which may have no hash; with it. One that gets another route after its first
-        request keeps its label."""
+        self._labels: dict[int, tuple[str, object, object]] = {}
+        """By the identity of an endpoint, which may have no hash; with it and its router. One that gets another route
+        after its first request keeps its label."""
 
     def label(self, scope: Scope) -> str:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
-        endpoint = scope.get("endpoint")
+        endpoint, router = scope.get("endpoint"), scope.get("router")
         memo = self._labels.get(id(endpoint))
-        if memo is None:
-            memo = remember(self._labels, id(endpoint), (route_label(scope) or UNROUTED, endpoint))
+        if memo is None or memo[2] is not router:
+            memo = remember(self._labels, id(endpoint), (route_label(scope) or UNROUTED, endpoint, router))
         return memo[0]
