@@ -84,7 +84,7 @@ class Worker:
 
     def add(self, name: str) -> None:
         configured = parse_one(WRITTEN[name])
-        self.named.append(NamedLimit(name, configured.own(), configured, f"rule {name}", name not in FIXED))
+        self.named.append(NamedLimit(name, configured.mutable_copy(), configured, f"rule {name}", name not in FIXED))
         self.changes.register(self.named[-1:])
         self.began[name] = self.amount_of(name)
 
@@ -369,7 +369,7 @@ class Changes(OnALoop):
                 assert amounts[-1] == each.limit.amount == one.amount_of(each.name)
                 assert [of["was"] for of in reported] == amounts[:-1]
                 assert all(was != now for was, now in pairwise(amounts))
-                (copy := each.limit.own()).become(each.configured.amount)
+                (copy := each.limit.mutable_copy()).become(each.configured.amount)
                 assert copy == each.configured, "the amount alone has changed"
             differ = [event.message for event in one.observer.events if event.kind == "secret_differs"]
             assert ["set the same SLIDEGATE_SECRET" in message for message in differ] == [True] * one.differences
@@ -405,7 +405,7 @@ async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_others_keep
     script, worker = Worker(rows), Worker(rows, "calm")
     for limit, changeable in (("10/minute", True), ("10/hour", True), ("10/minute", False)):
         configured = parse_one(limit)
-        worker.named.append(NamedLimit("several", configured.own(), configured, limit, changeable))
+        worker.named.append(NamedLimit("several", configured.mutable_copy(), configured, limit, changeable))
     for name, limit in (("apy", "5/minute"), ("calm", "500/hour"), ("several", "7/minute")):
         await script.change(name, limit)
     await worker.limiter.engine.refresher.refresh()

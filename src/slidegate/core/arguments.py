@@ -1,6 +1,6 @@
 """Checks of users' arguments: unknown option names, names, whole numbers and classes.
 
-Users of other libraries try the option names they know. `_CALLED_HERE` maps the most frequent of these names to hints,
+Users of other libraries try the option names they know. `_EQUIVALENTS` maps the most frequent of these names to hints,
 which every class gives alike; the documentation of migrations lists all of them.
 """
 
@@ -21,7 +21,7 @@ _NAME: Final = "(?! )[ -9<-~]+(?<! )"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
+_EQUIVALENTS: Final[dict[tuple[str, ...], str]] = {
     ("key_func", "identifier"): (
         'write key=header("X-API-Key"), or key=function, at a Rule or a RateLimit; addresses are counted without it'
     ),
@@ -73,20 +73,20 @@ def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
 
 def unknown_option(option: str, accepted: Iterable[str]) -> str:
     """Return the text of an error about an unknown option, which suggests the right one."""
-    here = next((written for names, written in _CALLED_HERE.items() if option in names), None)
-    hint = closest(option, accepted) if here is None else f"; {here}"
+    replacement = next((text for names, text in _EQUIVALENTS.items() if option in names), None)
+    hint = closest(option, accepted) if replacement is None else f"; {replacement}"
     return f"unknown option {quoted(option)}{hint}"
 
 
 def misplaced_option(option: str, accepted: Iterable[str]) -> str:
     """Return the text of an error about an option that a class does not have; it names those that have it."""
     owners = sorted(_OWNERS.get(option, []))
-    if not owners or any(option in names for names in _CALLED_HERE):
+    if not owners or any(option in names for names in _EQUIVALENTS):
         return unknown_option(option, accepted)
     return f"unknown option {quoted(option)}; write it at {' or '.join(owners)}"
 
 
-def check_name(name: object, what: str, most: int = MAX_NAME) -> str:
+def check_name(name: object, option: str, most: int = MAX_NAME) -> str:
     """Return `name` if it is valid in a header field and in a limit string.
 
     Raises:
@@ -97,28 +97,30 @@ def check_name(name: object, what: str, most: int = MAX_NAME) -> str:
         raise ConfigurationError(
             f'expected 1 to {most} printable ASCII characters without ":" and ";" and without spaces around them, '
             f'for example "api", not {quoted(name)}',
-            what,
+            option,
         )
     return name
 
 
-def check_whole(value: object, low: int, high: int, what: str, example: str) -> int:
+def check_whole(value: object, low: int, high: int, option: str, example: str) -> int:
     """Return `value` if it is a whole number from `low` to `high`.
 
     Raises:
-        ConfigurationError: It is not; the message contains `what` and the example.
+        ConfigurationError: It is not; the message contains `option` and the example.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigurationError(f"expected a whole number from {low} to {high}, {example}, not {quoted(value)}", what)
+        raise ConfigurationError(
+            f"expected a whole number from {low} to {high}, {example}, not {quoted(value)}", option
+        )
     return value
 
 
-def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | None:
+def expect(option: str, value: _T | None, kind: type[_T], example: str) -> _T | None:
     """Return `value` if it is None or an instance of `kind`.
 
     Raises:
         ConfigurationError: It is not.
     """
     if value is not None and not isinstance(value, kind):
-        raise ConfigurationError(f"expected {kind.__name__}, for example {example}, not {quoted(value)}", what)
+        raise ConfigurationError(f"expected {kind.__name__}, for example {example}, not {quoted(value)}", option)
     return value

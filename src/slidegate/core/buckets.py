@@ -66,7 +66,7 @@ class Bucket:
     ) -> None:
         self.name = name
         self.configured = limits
-        self.limits = tuple([limit.own() for limit in limits])
+        self.limits = tuple([limit.mutable_copy() for limit in limits])
         self.is_permit = not all(limit.is_listed for limit in self.limits)
         if names is None:
             names = wire_names(name, self.limits)
@@ -95,10 +95,10 @@ Check: TypeAlias = tuple[Bucket, str, int]
 """One charge of a question: the bucket, the key (at most 64 bytes) and the cost in units (0 or more)."""
 
 
-def wire_names(rule: str, limits: Sequence[AnyLimit], taken: Collection[str] = ()) -> tuple[str, ...]:
+def wire_names(rule: str, limits: Sequence[AnyLimit], reserved: Collection[str] = ()) -> tuple[str, ...]:
     """Name each limit for the response headers: its own name, else its rule's; ``name_<seconds>`` if there are several.
 
-    The names consist of letters, digits, ``_`` and ``.``, which all parsers of these headers accept; none is `taken`.
+    The names consist of letters, digits, ``_`` and ``.``, as all parsers of these headers accept; none is `reserved`.
     """
     names: list[str] = []
     for limit in limits:
@@ -108,7 +108,7 @@ def wire_names(rule: str, limits: Sequence[AnyLimit], taken: Collection[str] = (
             name = rule
         else:
             name = f"{rule}_{limit.suffix}"
-        names.append(unique_name(spelled(name), {*taken, *names}))
+        names.append(unique_name(spelled(name), {*reserved, *names}))
     return tuple(names)
 
 
@@ -117,11 +117,11 @@ def spelled(name: str) -> str:
     return re.sub(_NOT_IN_NAMES, "_", name)
 
 
-def unique_name(name: str, taken: Collection[str]) -> str:
+def unique_name(name: str, used_names: Collection[str]) -> str:
     """Return `name`, or ``name_2``, ``name_3`` ... if it is taken."""
     unique = name
     numbers = count(2)
-    while unique in taken:
+    while unique in used_names:
         unique = f"{name}_{next(numbers)}"
     return unique
 

@@ -61,7 +61,6 @@ class Calendar:
     Args:
         unit: ``"day"``, ``"week"``, ``"month"`` or ``"year"``.
         anchor: The start of a period within the unit.
-        zone: The time zone.
     """
 
     __slots__ = ("_latest", "anchor", "unit", "zone")
@@ -123,19 +122,19 @@ def _clamped(year: int, month: int, day: int) -> date:
 
 def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
     """Parse the start of a unit's periods; return its anchor and its canonical spelling."""
-    read, default, expected = _ANCHORS[unit]
-    given = starts
-    if given is None:
-        given = default
+    parse, default, expected = _ANCHORS[unit]
+    text = starts
+    if text is None:
+        text = default
     # A day of a month may be a number, and True is none.
-    if unit == "month" and isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= 31:
-        given = str(given)
-    found = None
-    if isinstance(given, str):
-        found = read(given)
-    if found is None:
+    if unit == "month" and isinstance(text, int) and not isinstance(text, bool) and 1 <= text <= 31:
+        text = str(text)
+    anchor = None
+    if isinstance(text, str):
+        anchor = parse(text)
+    if anchor is None:
         raise ConfigurationError(f"a {unit} starts with {expected}, not {quoted(starts)}", "starts")
-    return found
+    return anchor
 
 
 def _time_of_day(text: str) -> tuple[Anchor, str] | None:

@@ -46,13 +46,11 @@ class Concurrency(AnyLimit):
         return ends_us(window)
 
     def counter_by(self, unix_us: Callable[[], int]) -> PermitCounter:
-        """See `AnyLimit.counter_by`."""
         return PermitCounter(self)
 
     @property
-    def said(self) -> str:
-        """See `AnyLimit.said`."""
+    def wording(self) -> str:
         return f"{self.amount} at a time"
 
     def __str__(self) -> str:
-        return self._named(self.said)
+        return self._with_name(self.wording)

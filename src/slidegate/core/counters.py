@@ -57,7 +57,6 @@ class QuotaCounter:
     """Counts the units of a quota, see `Ring`. All units of a period have one moment, its end, and leave then.
 
     Args:
-        quota: The quota.
         unix_us: Returns the store's Unix time, in microseconds.
     """
 
@@ -77,7 +76,6 @@ class QuotaCounter:
         return window, (spent, leaves_us, moment_us, wait_us)
 
     def undo(self, window: bytes, cost: int) -> bytes:
-        """See `Ring.undo`."""
         return _ANY_PERIOD.undo(window, cost)
 
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
@@ -86,12 +84,10 @@ class QuotaCounter:
         return self._ring(unix_us).charge(window, unix_us, units)
 
     def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
-        """See `Ring.remove`."""
         unix_us = self._unix_us()
         return self._ring(unix_us).remove(window, unix_us, mark, units)
 
     def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
-        """See `Ring.state`."""
         spent, leaves_us, moment_us, _ = _ANY_PERIOD.state(window, now_us)
         if spent:
             leaves_us += now_us - self._unix_us()
@@ -108,7 +104,6 @@ class PermitCounter:
     """Counts the permits of a limit as one worker, see `Ring`.
 
     Args:
-        limit: The limit.
         worker: The worker; by default the only one.
         until_us: When the permits that it takes end if they are not renewed, in microseconds.
     """
@@ -122,37 +117,35 @@ class PermitCounter:
 
     def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
         """See `Ring.spend`; if all permits are taken, the wait is `OPEN`."""
-        others, spent, own = apart(window, self._worker, now_us)
+        other_entries, spent, own_units = apart(window, self._worker, now_us)
         # A cost of 0 takes no permit, and is admitted if one is free.
-        wanted = cost or 1
+        needed = cost or 1
         amount = self._limit.amount
-        if wanted > amount:
+        if needed > amount:
             return in_force(window, now_us), (spent, 0, 0, NEVER)
-        if spent + wanted > amount:
+        if spent + needed > amount:
             return in_force(window, now_us), (spent, 0, 0, OPEN)
-        return others + self._entry(own + cost), (spent + cost, 0, 0, 0)
+        return other_entries + self._entry(own_units + cost), (spent + cost, 0, 0, 0)
 
     def undo(self, window: bytes, cost: int) -> bytes:
-        """See `Ring.undo`."""
-        others, _, own = apart(window, self._worker)
-        return others + self._entry(own - cost)
+        other_entries, _, own_units = apart(window, self._worker)
+        return other_entries + self._entry(own_units - cost)
 
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
-        """See `Ring.charge`."""
-        others, spent, own = apart(window, self._worker, now_us)
-        kept = min(units, MAX_UNITS - spent)
-        return others + self._entry(own + kept), kept
+        other_entries, spent, own_units = apart(window, self._worker, now_us)
+        charged = min(units, MAX_UNITS - spent)
+        return other_entries + self._entry(own_units + charged), charged
 
     def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
         """See `Ring.remove`; only the number of permits matters."""
-        others, _, own = apart(window, self._worker, now_us)
-        gone = min(units, own)
-        if not gone:
+        other_entries, _, own_units = apart(window, self._worker, now_us)
+        removed = min(units, own_units)
+        if not removed:
             return None
-        return others + self._entry(own - gone)
+        return other_entries + self._entry(own_units - removed)
 
     def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
-        """See `Ring.state`; the times are 0, because permits have none, and so is the mark: they are not told apart."""
+        """See `Ring.state`; times and mark are 0, because permits have no times and need no mark: all are alike."""
         _, spent, _ = apart(window, self._worker, now_us)
         return spent, 0, 0, wait_us
 
@@ -166,24 +159,22 @@ Counter: TypeAlias = Ring | QuotaCounter | PermitCounter
 
 
 def apart(window: bytes, worker: bytes, now_us: int = -1) -> tuple[bytes, int, int]:
-    """Return the entries of other workers, how many permits are taken, and how many of them a worker has.
+    """Return the entries of other workers, how many permits are taken, and how many of them `worker` has.
 
     Args:
-        window: A row.
-        worker: The worker.
         now_us: The store's time, in microseconds, at which entries may have ended; by default none has.
     """
-    others = b""
-    spent = own = 0
+    other_entries = b""
+    spent = own_units = 0
     for owner, until_us, units in ENTRY.iter_unpack(window):
         if until_us <= now_us:
             continue
         spent += units
         if owner == worker:
-            own = units
+            own_units = units
         else:
-            others += ENTRY.pack(owner, until_us, units)
-    return others, spent, own
+            other_entries += ENTRY.pack(owner, until_us, units)
+    return other_entries, spent, own_units
 
 
 def entry(worker: bytes, until_us: int, units: int) -> bytes:

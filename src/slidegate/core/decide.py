@@ -26,11 +26,9 @@ A question has one for each limit of each check, in order.
 def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
     """Charge all windows of a question if all of them have room, else none; return the decision.
 
-    What it charges is reserved when somebody asks for it: the readings contain the marks of rings and permits.
+    `Decision.reservations` is computed when it is read: the readings contain the marks of rings and permits.
 
     Args:
-        checks: The question.
-        refs: Its windows.
         now_us: The store's time, in microseconds.
     """
     states: list[WindowState] = []
@@ -54,7 +52,6 @@ def refuse(
     """Return the refusal of a question whose windows were spent from, at least one of which had no room.
 
     Args:
-        checks: The question.
         states: The states of its windows.
         now_us: The store's time, in microseconds.
         find: Returns the windows.
@@ -97,9 +94,9 @@ def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) 
     states: list[WindowState] = []
     units: list[int] = []
     for counter, cost, windows, key, _ in refs:
-        windows[key], kept = counter.charge(windows[key], now_us, cost)
+        windows[key], charged = counter.charge(windows[key], now_us, cost)
         states.append(counter.state(windows[key], now_us))
-        units.append(kept)
+        units.append(charged)
     marks = [mark for _, _, mark, _ in states]
     return Decision(True, OK, now_us, checks, states, reserved(checks, marks, units))
 
@@ -108,28 +105,22 @@ def refund_all(reservations: Sequence[Reservation], refs: Sequence[WindowRef], n
     """Refund reservations in every window that still contains some of their units; return whether any does.
 
     Args:
-        reservations: The reservations.
         refs: Their windows, those of each check in order.
         now_us: The store's time, in microseconds.
     """
-    marks = [mark for one in reservations for mark in one.marks]
-    charged = [units for one in reservations for units in one.units]
+    marks = [mark for reservation in reservations for mark in reservation.marks]
+    charged = [units for reservation in reservations for units in reservation.units]
     has_refunded = False
     for mark, units, (counter, _, windows, key, _) in zip(marks, charged, refs, strict=True):
-        left = counter.remove(windows[key], now_us, mark, units)
-        if left is not None:
-            windows[key] = left
+        window = counter.remove(windows[key], now_us, mark, units)
+        if window is not None:
+            windows[key] = window
             has_refunded = True
     return has_refunded
 
 
 def release_permits(decision: Decision, refs: Sequence[WindowRef]) -> None:
-    """Return the permits of a decision which is whole; `remaining` then includes them.
-
-    Args:
-        decision: The decision.
-        refs: Its windows.
-    """
+    """Return the permits of a decision which is whole; `remaining` then includes them."""
     readings = list(decision.readings)
     for at, (counter, cost, windows, key, _) in enumerate(refs):
         if isinstance(counter, PermitCounter):

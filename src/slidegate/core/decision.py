@@ -180,12 +180,12 @@ class Decision:
             permits: True for permits only, False for units of windows only.
         """
         returned: list[Reservation] = []
-        for own in self.reservations:
-            if index is not None and own.index != index:
+        for reservation in self.reservations:
+            if index is not None and reservation.index != index:
                 continue
-            if permits is not None and own.check[0].is_permit != permits:
+            if permits is not None and reservation.check[0].is_permit != permits:
                 continue
-            part = own.split_off(units)
+            part = reservation.split_off(units)
             if part is not None:
                 self._subtract(part)
                 returned.append(part)
@@ -279,9 +279,7 @@ def refused_by_ban(ban: Ban, now_us: int, checks: Sequence[Check] = ()) -> Decis
     """Return the refusal of a question by a ban. Nothing was counted.
 
     Args:
-        ban: The ban.
         now_us: The store's Unix time at the decision, in microseconds.
-        checks: The question.
     """
     return Decision(False, BANNED, now_us, checks, by=ban.by, ban=ban)
 
@@ -299,7 +297,6 @@ def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int,
         readings: The readings of the original decision.
         decided_us: The time of the original decision, in microseconds.
         now_us: The later time, in microseconds.
-        checks: The question.
     """
     passed_us = now_us - decided_us
     later: list[WindowState] = []

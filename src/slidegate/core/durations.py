@@ -33,7 +33,7 @@ _DURATION: Final = r"(?a)([0-9]{0,18}+)\s*+([A-Za-z]++)"
 
 def parse_duration_us(
     value: str | timedelta,
-    what: str = "duration",
+    option: str = "duration",
     low_us: int = 1,
     high_us: int = _LONGEST_US,
     example: str = "30s",
@@ -42,7 +42,7 @@ def parse_duration_us(
 
     Args:
         value: ``"30s"``, ``"5m"``, ``"2 hours"``, ``"minute"``, or a `timedelta`.
-        what: The name of the value, for the error message.
+        option: The name of the value, for the error message.
         low_us: The shortest duration.
         high_us: The longest one.
         example: A duration between them.
@@ -52,25 +52,24 @@ def parse_duration_us(
     """
     number = quoted(value).strip("'")
     if number.isdecimal():
-        raise ConfigurationError(f'which unit? Write "{number}ms" or "{number}s", not {quoted(value)}', what)
+        raise ConfigurationError(f'which unit? Write "{number}ms" or "{number}s", not {quoted(value)}', option)
     if isinstance(value, timedelta):
         span_us = value // timedelta(microseconds=1)
     elif isinstance(value, str):
-        span_us = read_span_us(value, what, f'for example "{example}", not {quoted(value)}')
+        span_us = read_span_us(value, option, f'for example "{example}", not {quoted(value)}')
     else:
-        raise ConfigurationError(f'expected a duration, for example "{example}", not {quoted(value)}', what)
+        raise ConfigurationError(f'expected a duration, for example "{example}", not {quoted(value)}', option)
     if not low_us <= span_us <= high_us:
         bounds = f"{format_duration(low_us)} to {format_duration(high_us)}"
-        raise ConfigurationError(f'expected {bounds}, for example "{example}", not {quoted(value)}', what)
+        raise ConfigurationError(f'expected {bounds}, for example "{example}", not {quoted(value)}', option)
     return span_us
 
 
-def read_span_us(text: str, what: str, example: str) -> int:
+def read_span_us(text: str, option: str, example: str) -> int:
     """Parse a number and a unit, or a unit alone; return microseconds.
 
     Args:
-        text: The duration.
-        what: The name of the value, for the error message.
+        option: The name of the value, for the error message.
         example: The end of the error message, with a correct example; empty where the caller gives one.
 
     Raises:
@@ -80,7 +79,7 @@ def read_span_us(text: str, what: str, example: str) -> int:
     if len(text) <= _MAX_LENGTH:
         match = re.fullmatch(_DURATION, text.strip(SPACES))
     if match is None:
-        raise ConfigurationError(_no_duration("", example), what)
+        raise ConfigurationError(_no_duration("", example), option)
     # A unit alone is one of it.
     number = int(match[1] or 1)
     unit = match[2].lower()
@@ -89,9 +88,9 @@ def read_span_us(text: str, what: str, example: str) -> int:
     if unit in _NO_LENGTH_DAYS:
         name, days = _NO_LENGTH_DAYS[unit]
         raise ConfigurationError(
-            f'a {name} has no fixed length; write "{number * days} days", not {quoted(text)}', what
+            f'a {name} has no fixed length; write "{number * days} days", not {quoted(text)}', option
         )
-    raise ConfigurationError(_no_duration(unit, example) + closest(unit, _UNITS_US), what)
+    raise ConfigurationError(_no_duration(unit, example) + closest(unit, _UNITS_US), option)
 
 
 def _no_duration(unit: str, example: str) -> str:

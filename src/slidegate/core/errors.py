@@ -5,7 +5,7 @@ SlidegateError
 │   └── InvalidKey                           a value that is not a valid key, address or network
 ├── StoreError                               a store could not answer; a `Limiter` then applies its `on_error`
 │   ├── StoreUnavailable                     it is broken, full, unreachable or closed
-│   │   └── StoreReadOnly                    it was opened for reading only, and a change was asked for
+│   │   └── StoreReadOnly                    it was opened for reading only, and a change was attempted
 │   └── StoreTimeout                         it did not answer in time
 └── RateLimitExceeded                        a call under `Limiter.limited`, or a request at an endpoint, was refused
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 
-from .logs import written
+from .logs import safe_text
 from .passwords import without_addresses
 
 MAX_QUOTED: Final = 80
@@ -71,16 +71,16 @@ class StoreUnavailable(StoreError):
 
 
 class StoreReadOnly(StoreUnavailable):
-    """A change was asked for of a store that was opened for reading only: a mistake of the caller, and no outage."""
+    """A caller tried to change a store that was opened for reading only; this is no outage."""
 
 
 class StoreTimeout(StoreError):
     """A store did not answer in time; a request that timed out before it was sent has charged nothing."""
 
 
-def closed(what: str) -> StoreUnavailable:
+def closed(name: str) -> StoreUnavailable:
     """Return the error for a call of a closed store or limiter."""
-    return StoreUnavailable(f"{what} was closed and can no longer be used; create a new one")
+    return StoreUnavailable(f"{name} was closed and can no longer be used; create a new one")
 
 
 def closest(word: object, choices: Iterable[str]) -> str:
@@ -99,7 +99,7 @@ def closest(word: object, choices: Iterable[str]) -> str:
 
 def quoted(value: object) -> str:
     """Return the `repr` of a value for an error message, without passwords, cut to 80 characters."""
-    text = written(value)
+    text = safe_text(value)
     if len(text) <= MAX_QUOTED:
         return text
     return text[: MAX_QUOTED - 1] + "…"

@@ -1,4 +1,4 @@
-"""Events, which may interest an operator, and those who hear of them."""
+"""Events, which may interest an operator, and the observers that receive them."""
 
 from __future__ import annotations
 

@@ -43,17 +43,17 @@ def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[Any
     # Bytes are iterable, too: their numbers would be the parts in the message.
     if isinstance(limits, Iterable) and not isinstance(limits, (str, bytes)):
         parts = limits
-    found: list[AnyLimit] = []
+    parsed: list[AnyLimit] = []
     for part in parts:
-        found += _read_part(part)
-    if not found:
+        parsed += _read_part(part)
+    if not parsed:
         raise ConfigurationError(f"expected at least one, for example {EXAMPLE}", "limits")
     by_window: dict[Identity, AnyLimit] = {}
-    for limit in found:
+    for limit in parsed:
         twin = by_window.setdefault(limit.same_window, limit)
         if twin is not limit:
             raise ConfigurationError(f"'{twin}' and '{limit}' have the same window; keep the smaller one", "limits")
-    return tuple(found)
+    return tuple(parsed)
 
 
 def _read_part(part: object) -> Sequence[AnyLimit]:
@@ -76,13 +76,13 @@ def _parse_text(text: str) -> list[Limit]:
         raise ConfigurationError(
             f"expected at most {MAX_TEXT} characters, for example {EXAMPLE}, not {len(text)}: {quoted(text)}", "limits"
         )
-    found: list[Limit] = []
+    limits: list[Limit] = []
     for part in text.split(";"):
         # A trailing ";" is no limit.
-        if not part.strip() and found:
+        if not part.strip() and limits:
             continue
         try:
-            found.append(_parse_limit(part.strip(SPACES)))
+            limits.append(_parse_limit(part.strip(SPACES)))
         except ConfigurationError as error:
             problem = f"{quoted(part.strip())}: {error}"
             if "example" not in problem:
@@ -91,7 +91,7 @@ def _parse_text(text: str) -> list[Limit]:
                     problem += "."
                 problem += f" Example: {EXAMPLE}"
             raise ConfigurationError(problem, "limits") from None
-    return found
+    return limits
 
 
 def _parse_limit(text: str) -> Limit:

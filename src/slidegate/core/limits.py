@@ -35,7 +35,7 @@ DEFAULT_RESOLUTION: Final = 64
 REFUSE_ALL: Final = 'to refuse all requests, write Rule("/path", block=True)'
 
 
-def check_amount(amount: object, what: str, example: str) -> int:
+def check_amount(amount: object, option: str, example: str) -> int:
     """Return `amount` if it can be that of a limit; of 0, which other limiters read in two ways, say what to write.
 
     Raises:
@@ -43,8 +43,8 @@ def check_amount(amount: object, what: str, example: str) -> int:
     """
     if amount == 0:
         problem = f"expected a whole number from 1 to {MAX_AMOUNT}, {example}, not {quoted(amount)}; {REFUSE_ALL}"
-        raise ConfigurationError(problem, what)
-    return check_whole(amount, 1, MAX_AMOUNT, what, example)
+        raise ConfigurationError(problem, option)
+    return check_whole(amount, 1, MAX_AMOUNT, option, example)
 
 
 class AnyLimit:
@@ -101,7 +101,7 @@ class AnyLimit:
         """The identity of the window: limits of one rule with equal ones share a window. A rule has permits once."""
         return 0, 1
 
-    def own(self) -> Self:
+    def mutable_copy(self) -> Self:
         """Return a copy whose amount may change, without a change of this limit."""
         return copy(self)
 
@@ -121,7 +121,7 @@ class AnyLimit:
 
     @property
     @abstractmethod
-    def said(self) -> str:
+    def wording(self) -> str:
         """The limit in words: ``"100 per 1m"``."""
 
     @abstractmethod
@@ -139,7 +139,7 @@ class AnyLimit:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def _named(self, text: str) -> str:
+    def _with_name(self, text: str) -> str:
         if self.name is None:
             return text
         return f"{self.name}: {text}"
@@ -210,17 +210,14 @@ class Limit(AnyLimit):
         return amount, self.slice_us, self.slices * self.slice_us + 1
 
     def counter_by(self, unix_us: Callable[[], int]) -> Ring:
-        """See `AnyLimit.counter_by`."""
         return self.counter
 
-    def own(self) -> Self:
-        """See `AnyLimit.own`."""
+    def mutable_copy(self) -> Self:
         twin = copy(self)
         twin._fill(counter=copy(self.counter))
         return twin
 
     def become(self, amount: int) -> None:
-        """See `AnyLimit.become`."""
         terms = self._terms(amount)
         _, _, span_us = terms
         self.counter.become(terms)
@@ -238,15 +235,13 @@ class Limit(AnyLimit):
 
     @property
     def window_s(self) -> int | None:
-        """See `AnyLimit.window_s`."""
-        seconds, rest = divmod(self.window_us, 1_000_000)
-        if rest:
+        seconds, fraction = divmod(self.window_us, 1_000_000)
+        if fraction:
             return None
         return seconds
 
     @property
-    def said(self) -> str:
-        """See `AnyLimit.said`."""
+    def wording(self) -> str:
         return f"{self.amount} per {format_duration(self.window_us)}"
 
     def expires_us(self, window: bytes) -> int:
@@ -257,4 +252,4 @@ class Limit(AnyLimit):
         text = f"{self.amount}/{format_duration(self.window_us)}"
         if self.resolution != DEFAULT_RESOLUTION:
             text += f" @{self.resolution}"
-        return self._named(text)
+        return self._with_name(text)

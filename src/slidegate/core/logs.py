@@ -2,7 +2,7 @@
 
 A message may contain text from a client: a key, a path, or the message of an exception that it caused in a user's
 function. A line break in it would forge a log line, and an escape sequence could control the operator's terminal. So
-whoever logs such a text passes it through `escaped`. Tracebacks are those of Python, as in every other logger.
+code that logs such a text passes it through `escaped`. Tracebacks are Python's own, as in every other logger.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _printable(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def written(value: object, how: Callable[[object], str] = repr) -> str:
+def safe_text(value: object, how: Callable[[object], str] = repr) -> str:
     """Return the `repr` or `str` of a value without passwords, or a placeholder with its type if that raises.
 
     The objects of drivers and users that appear in reports must not make the report fail.
@@ -60,9 +60,7 @@ class Throttle:
         self._next: dict[object, tuple[float, int]] = {}
 
     def left_out(self, subject: object, now: float) -> str | None:
-        """Return what a line about a subject ends with: how many were suppressed since the last one, if any.
-
-        None is to suppress this one, too.
+        """Return the end of a line about a subject, with the number of suppressed lines, if any; None to suppress it.
 
         If the clock has stepped back to before the last line, that line does not suppress any other.
         """
@@ -78,12 +76,12 @@ class Throttle:
         return f" (and {left_out} more since the last such line)"
 
 
-class _Named(logging.LoggerAdapter[logging.Logger]):
+class _PackageLogger(logging.LoggerAdapter[logging.Logger]):
     """Begins each message with the package's name, because some log formats show only messages."""
 
     def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
         return f"slidegate: {without_addresses(str(msg))}", kwargs
 
 
-logger: Final = _Named(logging.getLogger("slidegate"))
+logger: Final = _PackageLogger(logging.getLogger("slidegate"))
 """The logger of the whole package."""

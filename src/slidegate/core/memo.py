@@ -32,9 +32,7 @@ def remember(memo: dict[_K, _V], key: _K, value: _V, max_size: int = MEMO_SIZE, 
     """Store a value in a memo, in place of the oldest ones if the memo is full, and return the value.
 
     Args:
-        memo: The memo.
         key: A text, or a tuple of texts and small objects.
-        value: The value.
         max_size: The most entries of the memo.
         max_bytes: The most bytes of the key and of its elements; a larger one is not stored.
     """

@@ -16,14 +16,14 @@ from itertools import islice
 from typing import Any, Final, Self
 
 from .addresses import AddressRange, parse_address, parse_network
-from .logs import written
+from .logs import safe_text
 
 _RUN: Final = 4_096
 """How many ranges are sorted at once."""
-_EVERYBODY: Final = {4: (0, (1 << 32) - 1), 6: (0x2000 << 112, (0x4000 << 112) - 1)}
+_CLIENTS: Final = {4: (0, (1 << 32) - 1), 6: (0x2000 << 112, (0x4000 << 112) - 1)}
 """The first and the last address that clients can have, by version. Of IPv6 that is 2000::/3, because only that is
 allocated; bogon lists legitimately contain the rest."""
-ADDRESSES: Final = {version: last - first + 1 for version, (first, last) in _EVERYBODY.items()}
+ADDRESSES: Final = {version: last - first + 1 for version, (first, last) in _CLIENTS.items()}
 """How many addresses clients can have, by version."""
 
 
@@ -47,15 +47,15 @@ class Networks:
     """The first and the last addresses of the ranges, by version (4 or 6)."""
 
     def __init__(self, networks: Iterable[object] = ()) -> None:
-        texts = (written(network, str) for network in networks)
+        texts = (safe_text(network, str) for network in networks)
         self._merge(map(parse_network, texts))
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[AddressRange]) -> Self:
         """Return the set of some ranges."""
-        made = cls()
-        made._merge(ranges)
-        return made
+        networks = cls()
+        networks._merge(ranges)
+        return networks
 
     def become(self, other: Networks) -> None:
         """Take over the networks of another set. A look-up in another thread sees those before or after."""
@@ -90,21 +90,21 @@ class Networks:
 
     def overlapping(self, other: Networks) -> int:
         """Return how many of the ranges have an address in common with another, smaller set."""
-        found = 0
+        count = 0
         # The index behind the last range of a version that is counted: it may overlap the next of the other set, too.
-        counted = {4: 0, 6: 0}
+        next_index = {4: 0, 6: 0}
         for version, first, last in other.ranges():
             starts, ends = self._ranges[version]
-            begin = max(bisect_left(ends, first), counted[version])
+            begin = max(bisect_left(ends, first), next_index[version])
             end = bisect_right(starts, last)
             if begin < end:
-                found += end - begin
-                counted[version] = end
-        return found
+                count += end - begin
+                next_index[version] = end
+        return count
 
     def covered(self, version: int) -> int:
         """Return how many of the addresses that clients can have, see `ADDRESSES`, are in one of the networks."""
-        lowest, highest = _EVERYBODY[version]
+        lowest, highest = _CLIENTS[version]
         starts, ends = self._ranges[version]
         covered = 0
         for first, last in zip(starts, ends, strict=True):

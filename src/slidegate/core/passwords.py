@@ -1,8 +1,8 @@
-"""Passwords in values and texts: how they are left out of what is shown, and taken from the objects that hide them.
+"""Passwords in values and texts: how messages leave them out, and how to read them from the objects that hide them.
 
 An address such as ``redis://user:password@host`` may be given in any wrong way: as bytes, in a list, as a path, without
-its scheme. A message quotes the value, so whatever is quoted, raised, told as an event or logged passes one of the two
-functions here. They rather hide too much.
+its scheme. A message quotes the value, so each text that is quoted, raised, emitted as an event or logged passes
+through one of the two functions here. In doubt they hide too much.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORD: Final = re.compile(r"\S+")
 HIDDEN: Final = "***"
 
 
-class Hidden(Protocol):
+class SecretText(Protocol):
     """A text that is hidden where it is written, such as pydantic's `SecretStr`."""
 
     def get_secret_value(self) -> Any:
@@ -37,13 +37,13 @@ class Url(Protocol):
         """What stands before ``://``."""
 
 
-AnyAddress: TypeAlias = str | Hidden | Url
-AnySecret: TypeAlias = str | bytes | Hidden
+AnyAddress: TypeAlias = str | SecretText | Url
+AnySecret: TypeAlias = str | bytes | SecretText
 
 
-def without_passwords(written: str) -> str:
-    """Return how a user's value is written, without what may be a password: for its `repr`, which nobody else reads."""
-    return _NAMED.sub(rf"\1{HIDDEN}", _without_user(written, _IN_VALUE))
+def without_passwords(text: str) -> str:
+    """Return how a user's value is written, without what may be a password: for texts in which only a value stands."""
+    return _NAMED.sub(rf"\1{HIDDEN}", _without_user(text, _IN_VALUE))
 
 
 def without_addresses(text: str) -> str:
@@ -61,10 +61,10 @@ def _without_user(text: str, begins: re.Pattern[str]) -> str:
     at = text.rfind("@")
     if at <= 0:
         return text
-    found = begins.search(text, 0, at)
-    if found is None:
+    match = begins.search(text, 0, at)
+    if match is None:
         return text
-    return f"{text[: found.end()]}{HIDDEN}{text[at:]}"
+    return f"{text[: match.end()]}{HIDDEN}{text[at:]}"
 
 
 def revealed(value: Any) -> Any:

@@ -75,7 +75,6 @@ class Quota(AnyLimit):
         self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, name=name, calendar=calendar)
 
     def counter_by(self, unix_us: Callable[[], int]) -> QuotaCounter:
-        """See `AnyLimit.counter_by`."""
         return QuotaCounter(self, unix_us)
 
     @property
@@ -89,8 +88,7 @@ class Quota(AnyLimit):
         return self.unit
 
     @property
-    def said(self) -> str:
-        """See `AnyLimit.said`."""
+    def wording(self) -> str:
         return f"{self.amount} per {self.unit}"
 
     def period_at(self, unix_us: int) -> Period:
@@ -102,4 +100,4 @@ class Quota(AnyLimit):
         return expires_us(window, KEPT_US)
 
     def __str__(self) -> str:
-        return self._named(f"{self.amount}/{self.unit} from {self.starts} in {self.zone_name}")
+        return self._with_name(f"{self.amount}/{self.unit} from {self.starts} in {self.zone_name}")

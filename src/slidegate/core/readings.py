@@ -1,6 +1,6 @@
 """The readings of a decision: what each limit has left, and which limit binds.
 
-A store returns a bare `WindowState` for each window. Names and spans are computed when somebody reads them.
+A store returns a bare `WindowState` for each window. Names and spans are computed when they are read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .ring import WindowState
 _ENDLESS: Final = 2**62
 """Longer than any finite wait. `OPEN` and `NEVER`, which is the longer one, are added to it."""
 
-_Read: TypeAlias = tuple[Bucket, str, int, int, WindowState]
+_LimitReading: TypeAlias = tuple[Bucket, str, int, int, WindowState]
 """The bucket, the key, the index of a limit in the bucket, the cost, and the reading of its window."""
 
 
@@ -76,18 +76,18 @@ def state_of(bucket: Bucket, key: str, at: int, reading: WindowState, now_us: in
 
 def states_of(checks: Sequence[Check], readings: Sequence[WindowState], now_us: int) -> tuple[LimitState, ...]:
     """Return the state of each limit of some checks, in order, from the readings of their windows at a time."""
-    found = _limits_read(checks, readings)
-    return tuple([state_of(bucket, key, at, reading, now_us) for bucket, key, at, _, reading in found])
+    limits = _limits_read(checks, readings)
+    return tuple([state_of(bucket, key, at, reading, now_us) for bucket, key, at, _, reading in limits])
 
 
 def binding_of(checks: Sequence[Check], readings: Sequence[WindowState], now_us: int) -> LimitState | None:
     """Return the limit with the longest wait, else the one that admits the fewest further requests, if any."""
     if not readings:
         return None
-    found = _limits_read(checks, readings)
-    tightest = found[0]
-    if len(found) > 1:
-        tightest = max(found, key=_tightness)
+    limits = _limits_read(checks, readings)
+    tightest = limits[0]
+    if len(limits) > 1:
+        tightest = max(limits, key=_tightness)
     bucket, key, at, _, reading = tightest
     return state_of(bucket, key, at, reading, now_us)
 
@@ -96,18 +96,17 @@ def tightest_of(checks: Sequence[Check], readings: Sequence[WindowState], most: 
     """Return the indices of the tightest limits, see `binding_of`, in the order of the checks.
 
     Args:
-        checks: The checks.
         readings: The readings of their windows.
         most: The most of them.
     """
     if len(readings) <= most:
         return range(len(readings))
-    found = _limits_read(checks, readings)
-    ranked = sorted(range(len(found)), key=lambda at: _tightness(found[at]), reverse=True)
+    limits = _limits_read(checks, readings)
+    ranked = sorted(range(len(limits)), key=lambda at: _tightness(limits[at]), reverse=True)
     return sorted(ranked[:most])
 
 
-def _limits_read(checks: Sequence[Check], readings: Sequence[WindowState]) -> list[_Read]:
+def _limits_read(checks: Sequence[Check], readings: Sequence[WindowState]) -> list[_LimitReading]:
     """Return each limit of some checks with the reading of its window; none if no limit was checked."""
     if not readings:
         return []
@@ -115,14 +114,14 @@ def _limits_read(checks: Sequence[Check], readings: Sequence[WindowState]) -> li
     return [(*limit, reading) for limit, reading in zip(limits, readings, strict=True)]
 
 
-def _tightness(read: _Read) -> tuple[int, float, int]:
+def _tightness(limit: _LimitReading) -> tuple[int, float, int]:
     """Rank a limit: by its wait, then by how few further requests of this cost it admits, then by its oldest units."""
-    bucket, _, at, cost, (spent, leaves_us, _, wait_us) = read
+    bucket, _, at, cost, (spent, leaves_us, _, wait_us) = limit
     if wait_us < 0:
         wait_us += _ENDLESS
-    left = bucket.limits[at].amount - spent
+    remaining = bucket.limits[at].amount - spent
     # A cost of 0 counts as 1: it means that the cost is only known after the request.
-    return wait_us, -left / max(cost, 1), leaves_us
+    return wait_us, -remaining / max(cost, 1), leaves_us
 
 
 def moved_by(span_us: int, readings: Sequence[WindowState]) -> list[WindowState]:

@@ -14,13 +14,12 @@ class Reservation:
     Args:
         index: The index of the check in its question.
         first: The index of its first limit among those of all checks.
-        check: The check.
         marks: The mark of the units in the window of each limit, see `Ring.remove`.
         units: How many units of each limit can still be refunded.
 
     Attributes:
         holder: What renews its permits, in a store whose workers have several.
-        permits: Counts its permits there until they are split off, or nobody refers to it any more.
+        permits: Counts its permits there until they are split off, or the reservation is garbage-collected.
         store: The store that charged it, if it is not the limiter's own.
         ended: Whether it was refunded or settled; the remaining units stay charged.
     """
@@ -49,15 +48,15 @@ class Reservation:
         if units is None:
             # All of them, so that nothing is left for another refund.
             self.ended = True
-            taken = self.units
+            refunded = self.units
         else:
-            taken = [min(units, own) for own in self.units]
-        if not any(taken):
+            refunded = [min(units, charged) for charged in self.units]
+        if not any(refunded):
             return None
-        self.units = [own - gone for own, gone in zip(self.units, taken, strict=True)]
+        self.units = [charged - share for charged, share in zip(self.units, refunded, strict=True)]
         if self.permits is not None:
-            self.permits.give_back(taken[0])  # a concurrency limit is alone in its bucket
-        part = Reservation(self.index, self.first, self.check, self.marks, taken)
+            self.permits.give_back(refunded[0])  # a concurrency limit is alone in its bucket
+        part = Reservation(self.index, self.first, self.check, self.marks, refunded)
         part.holder = self.holder
         part.store = self.store
         return part
@@ -67,7 +66,6 @@ def reserved(checks: Sequence[Check], marks: Sequence[int], units: Sequence[int]
     """Return the reservations of a question, one for each check.
 
     Args:
-        checks: The question.
         marks: The mark of the charged units in each window, in the order of the limits of each check.
         units: How many units were charged, in the same order.
     """

@@ -70,7 +70,7 @@ pack_entry: Final[Callable[[int, int], bytes]] = _ENTRY.pack
 read_entry: Final[Callable[[bytes], tuple[int, int]]] = _ENTRY.unpack
 read_entries: Final[Callable[[bytes], Iterator[tuple[int, int]]]] = _ENTRY.iter_unpack
 
-_NOTHING: Final[Head] = (0, 0, -1, 2**61)
+_EMPTY_HEAD: Final[Head] = (0, 0, -1, 2**61)
 """The head of an empty ring: its newest entry is older than any time, and its oldest one never leaves."""
 
 
@@ -111,7 +111,6 @@ class Ring:
         """Spend units if there is room for them.
 
         Args:
-            window: The ring.
             now_us: The store's time, in microseconds.
             cost: Units; 0 spends nothing, and is admitted if there is room for one.
 
@@ -119,7 +118,7 @@ class Ring:
             The ring afterwards, settled, and its state.
         """
         amount, step_us, span_us = self.terms
-        spent, units, newest_us, oldest_us = read_head(window) if window else _NOTHING
+        spent, units, newest_us, oldest_us = read_head(window) if window else _EMPTY_HEAD
         leaves_us = oldest_us + span_us
         if now_us >= leaves_us or newest_us - now_us >= step_us:
             window = _settled(window, now_us, step_us, span_us)
@@ -164,19 +163,18 @@ class Ring:
         """Spend units regardless of the limit, as many as a ring can count; return the ring and their number."""
         amount, step_us, span_us = self.terms
         window = _settled(window, now_us, step_us, span_us)
-        kept = min(units, MAX_UNITS - _read(window)[0])
-        if not kept:
+        charged = min(units, MAX_UNITS - _read(window)[0])
+        if not charged:
             return window, 0
-        window, state = Ring(MAX_UNITS, self.resolution, step_us, span_us).spend(window, now_us, kept)
+        window, state = Ring(MAX_UNITS, self.resolution, step_us, span_us).spend(window, now_us, charged)
         if state[0] > amount and len(window) > HEAD_BYTES + 2 * self.resolution * ENTRY_BYTES:
             window = _merge_oldest(window)
-        return window, kept
+        return window, charged
 
     def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
         """Refund units that were spent, as many of them as are still there.
 
         Args:
-            window: The ring.
             now_us: The store's time, in microseconds.
             mark: The moment of their entry, which is the mark of the state after they were spent.
             units: Their number.
@@ -185,10 +183,10 @@ class Ring:
             The ring without them; None if none of them is there.
         """
         kept = list(entries(self.settle(window, now_us)))
-        for index, (at_us, there) in enumerate(kept):
+        for index, (at_us, left) in enumerate(kept):
             if at_us == mark and units > 0:
-                kept[index] = at_us, max(there - units, 0)
-                return _with([entry for entry in kept if entry[1]])
+                kept[index] = at_us, max(left - units, 0)
+                return _ring_of([entry for entry in kept if entry[1]])
         return None
 
     def settle(self, window: bytes, now_us: int) -> bytes:
@@ -205,17 +203,16 @@ class Ring:
 
 
 def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
-    """See `Ring.settle`."""
     _, _, newest_us, oldest_us = _read(window)
     steps_back = newest_us - now_us >= step_us
     if now_us < oldest_us + span_us and not steps_back:
         return window
-    kept = [(at_us, units) for at_us, units in entries(window) if now_us < at_us + span_us]
-    if steps_back and kept:
+    current = [(at_us, units) for at_us, units in entries(window) if now_us < at_us + span_us]
+    if steps_back and current:
         latest_us = now_us - now_us % step_us + step_us - 1
-        moved = sum(units for at_us, units in kept if at_us >= latest_us)
-        kept = [(at_us, units) for at_us, units in kept if at_us < latest_us] + [(latest_us, moved)]
-    return _with(kept)
+        moved = sum(units for at_us, units in current if at_us >= latest_us)
+        current = [(at_us, units) for at_us, units in current if at_us < latest_us] + [(latest_us, moved)]
+    return _ring_of(current)
 
 
 def _moment_of_room(window: bytes, excess: int, newest_us: int) -> int:
@@ -231,7 +228,6 @@ def expires_us(window: bytes, life_us: int) -> int:
     """Return when a ring becomes empty if nothing is added to it, in microseconds.
 
     Args:
-        window: The ring.
         life_us: The longest time that a unit counts, whatever the amount of the limit, in microseconds.
     """
     return read_head(window)[2] + life_us if window else 0
@@ -246,16 +242,16 @@ def entries(window: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _read(window: bytes) -> Head:
-    return read_head(window) if window else _NOTHING
+    return read_head(window) if window else _EMPTY_HEAD
 
 
-def _with(kept: list[tuple[int, int]]) -> bytes:
+def _ring_of(pairs: list[tuple[int, int]]) -> bytes:
     """Return a ring with the given entries."""
-    if not kept:
+    if not pairs:
         return b""
-    newest_us, units = kept[-1]
-    head = pack_head(sum(units for _, units in kept), units, newest_us, kept[0][0])
-    return head + b"".join([pack_entry(*entry) for entry in kept[:-1]])
+    newest_us, units = pairs[-1]
+    head = pack_head(sum(units for _, units in pairs), units, newest_us, pairs[0][0])
+    return head + b"".join([pack_entry(*entry) for entry in pairs[:-1]])
 
 
 def _merge_oldest(window: bytes) -> bytes:
@@ -265,5 +261,5 @@ def _merge_oldest(window: bytes) -> bytes:
     `resolution` entries contain at least the amount of any exact limit, so the merge changes only the reported count of
     units, and no decision.
     """
-    (_, first), (moment_us, second), *kept = entries(window)
-    return _with([(moment_us, first + second), *kept])
+    (_, first), (moment_us, second), *newer = entries(window)
+    return _ring_of([(moment_us, first + second), *newer])

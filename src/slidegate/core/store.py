@@ -142,7 +142,6 @@ class SharedRows(ABC):
 
         Args:
             worker: The identity of the worker, 8 bytes.
-            row: The row.
             deadline_s: See the module.
 
         Raises:
@@ -187,9 +186,9 @@ class Store:
         # The check of an ABC without its metaclass: a compiled store would share the caches of ABCMeta with all other
         # stores, so that `isinstance` would be true for each of them.
         kind = type(self)
-        lacks = [name for name in dir(kind) if getattr(getattr(kind, name, None), "__isabstractmethod__", False)]
-        if lacks:
-            raise TypeError(f"{kind.__name__}: a store needs the abstract method {' and '.join(map(repr, lacks))}")
+        missing = [name for name in dir(kind) if getattr(getattr(kind, name, None), "__isabstractmethod__", False)]
+        if missing:
+            raise TypeError(f"{kind.__name__}: a store needs the abstract method {' and '.join(map(repr, missing))}")
         self.observers = Observers()
         """The observers of this store."""
         self.closed = False
@@ -286,7 +285,7 @@ class Connects(Protocol):
 
 @runtime_checkable
 class NamesKeys(Protocol):
-    """A store that others can look into, and that stores keys by names which do not show them."""
+    """A store that other clients can read, and that stores keys under names which do not reveal them."""
 
     def name_keys(self, by: bytes | None) -> None:
         """Make names with a key of up to 64 bytes, which all limiters of this data have; None if they have no secret.
@@ -306,7 +305,7 @@ class CountsPermits(Protocol):
 
 @runtime_checkable
 class ReportsLateAnswers(Protocol):
-    """A store that notices answers for which nobody waits any more; to a limiter they say that the server lives."""
+    """A store that notices answers that come after their deadline; they show a limiter that the server is alive."""
 
     def observe_late(self, observer: Callable[[], None]) -> None:
         """Call `observer` for each such answer from now on."""

@@ -21,10 +21,6 @@ def json_of(value: object) -> bytes:
 def read_json(kind: type[Named], packed: bytes) -> Named:
     """Return the value whose fields are in a row of JSON.
 
-    Args:
-        kind: Its class.
-        packed: The row.
-
     Raises:
         ValueError: The row is not JSON.
         KeyError: A field is missing.
@@ -36,7 +32,6 @@ def read_by_name(kind: type[Named], fields: Mapping[str, Any]) -> Named:
     """Return the value whose fields are among those of a row.
 
     Args:
-        kind: Its class.
         fields: The fields of the row by name.
 
     Raises:

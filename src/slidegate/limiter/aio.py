@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 import anyio
 
 from ..core.errors import ConfigurationError, StoreTimeout
-from ..core.logs import Throttle, escaped, logger, written
+from ..core.logs import Throttle, escaped, logger, safe_text
 from ..core.store import COMMAND_DEADLINE_S
 from ..stores.shared import on_loop, running_loop
 
@@ -165,7 +165,6 @@ async def wait_for_end(task: asyncio.Future[Any], until_s: float) -> None:
     """Wait until a task has ended in whatever way, but no longer than until a moment.
 
     Args:
-        task: The task.
         until_s: The moment, by `time.monotonic`.
     """
     await asyncio.wait([task], timeout=max(until_s - monotonic(), 0.0))
@@ -272,4 +271,4 @@ def _log_failure(task: asyncio.Future[End[T]]) -> None:
         return
     left_out = _throttle.left_out(type(error), monotonic())
     if left_out is not None:
-        logger.error("work in the background failed: %s%s", escaped(written(error)), left_out)
+        logger.error("work in the background failed: %s%s", escaped(safe_text(error)), left_out)

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from ..core.errors import StoreTimeout
 from ..core.events import Event
-from ..core.logs import Throttle, written
+from ..core.logs import Throttle, safe_text
 from ..core.store import Clock
 from ..stores.forks import ProcessLock
 from ..stores.shared import running_loop
@@ -178,7 +178,6 @@ class Breaker:
 
         Args:
             call: The call, which ends with the first of its answers and failures; None if it failed at once.
-            error: Its error.
         """
         concerns = getattr(error, "concerns", "server")
         if concerns == "request":  # the server answered
@@ -229,7 +228,7 @@ class Breaker:
 
     def _tell(self, kind: str, what: str, error: Exception) -> None:
         """Emit the event of a failure, with what becomes of requests."""
-        text = written(error)
+        text = safe_text(error)
         decided = f"{_CONSEQUENCES[self._on_error]} (on_error={self._on_error!r}, but for rules with their own)"
         details = {"on_error": self._on_error, "error": text, "late": self._late_calls}
         self._emit(Event(kind, f"the store {what}, so requests {decided}: {text}", details))

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ..core.arguments import check_whole
 from ..core.bans.ban import moment
 from ..core.errors import ConfigurationError, StoreError, quoted
-from ..core.logs import escaped, logger, written
+from ..core.logs import escaped, logger, safe_text
 from ..core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows
 from ..core.stored import json_of, read_json
 from ..stores.forks import InChild
@@ -146,11 +146,9 @@ class _OwnRows(SharedRows):
         self._clock = clock
 
     def time(self) -> int:
-        """See `SharedRows`."""
         return self._clock()
 
     def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> None:
-        """See `SharedRows`."""
         now_us = self.time()
         self.rows[row.kind, row.number, worker] = row.value, now_us + row.kept_us
         for name, (_, until_us) in self.rows.copy().items():  # threads may write at the same time
@@ -158,7 +156,6 @@ class _OwnRows(SharedRows):
                 self.rows.pop(name, None)
 
     def read(self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S) -> list[ReadRow]:
-        """See `SharedRows`."""
         now_us = self.time()
         found: list[ReadRow] = []
         for (own, number, worker), (value, until_us) in self.rows.copy().items():
@@ -224,7 +221,7 @@ class History:
             self._written += 1
         except StoreError as error:
             shown = escaped(f"{action.kind} {action.target} by {action.by}")
-            logger.warning("the history lacks an action (%s): %s", shown, escaped(written(error, str)))
+            logger.warning("the history lacks an action (%s): %s", shown, escaped(safe_text(error, str)))
 
     async def latest(self) -> list[Action]:
         """Return the latest actions, the last one first; those that this version cannot read are left out.

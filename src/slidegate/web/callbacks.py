@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope
 
 from ..core.errors import ConfigurationError
-from ..core.logs import Throttle, escaped, logger, written
+from ..core.logs import Throttle, escaped, logger, safe_text
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import is_cancellation
 from .clients import KEY
@@ -166,7 +166,7 @@ class UserCallbacks:
         if isinstance(error, ConfigurationError):
             trace = None  # its message says it all
         said = "%s function of rule %r failed, so %s%s: %s"
-        logger.error(said, what, where, consequence, left_out, escaped(written(error)), exc_info=trace)
+        logger.error(said, what, where, consequence, left_out, escaped(safe_text(error)), exc_info=trace)
 
 
 def whole_cost(units: Any) -> int:

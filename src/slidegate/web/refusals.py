@@ -386,7 +386,7 @@ def _phrase_of(status: int) -> str:
 
 def _too_much(exceeded: Sequence[AnyLimit], *, too_large: bool) -> str:
     """Return the sentence about exceeded limits."""
-    allowed = " and ".join(limit.said for limit in exceeded)
+    allowed = " and ".join(limit.wording for limit in exceeded)
     if too_large:
         return f"This request costs more than {allowed} ever allows; retrying will not help."
     if any(isinstance(limit, Concurrency) for limit in exceeded):

@@ -101,10 +101,10 @@ def lasts_longer(ban: Ban, than: Ban) -> bool:
 
 def longest(bans: Iterable[Ban], after_us: float = -inf) -> Ban | None:
     """Return the ban that ends last, the first if several do; None if none ends after `after_us`."""
-    found = max(bans, key=_end_us, default=None)
-    if found is None or _end_us(found) <= after_us:
+    ban = max(bans, key=_end_us, default=None)
+    if ban is None or _end_us(ban) <= after_us:
         return None
-    return found
+    return ban
 
 
 def _end_us(ban: Ban) -> float:

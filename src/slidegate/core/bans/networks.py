@@ -20,9 +20,6 @@ class BannedNetworks:
 
     Args:
         bans: The bans; those that refuse only their own key are ignored.
-
-    Attributes:
-        bans: The bans by key.
     """
 
     __slots__ = ("_tables", "bans")
@@ -42,17 +39,17 @@ class BannedNetworks:
                 return []
             return [self.bans[subject]]
         version, value = subject
-        found: list[Ban] = []
+        bans: list[Ban] = []
         for shift, table in self._tables[version].items():
             bits = (value >> shift).to_bytes(16, "big")
             if bits in table:
-                found.append(table[bits])
-        return found
+                bans.append(table[bits])
+        return bans
 
     def with_ban(self, ban: Ban, now_us: int) -> BannedNetworks:
         """Return a copy with a ban added or replaced, without the bans that have expired when it begins.
 
-        Whoever stores bans deletes those, too: if the clock is set back, all who ask are told the same.
+        The caller deletes those from its store, too, so that all processes decide alike if the clock is set back.
 
         Args:
             ban: The ban; one that is imported may begin in the future, because a clock was set back.

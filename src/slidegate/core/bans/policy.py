@@ -135,15 +135,15 @@ class BanPolicy:
         self.factor: float = factor
 
 
-def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
+def _one_limit(value: str | Limit, option: str, example: str) -> Limit:
     limits: tuple[Limit, ...] = ()
     if isinstance(value, (str, Limit)):
         try:
             limits = parse_limits(value)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error}", what) from None
+            raise ConfigurationError(f"{error}", option) from None
     if len(limits) != 1:
-        raise ConfigurationError(f'expected one limit, for example "{example}", not {quoted(value)}', what)
+        raise ConfigurationError(f'expected one limit, for example "{example}", not {quoted(value)}', option)
     return limits[0]
 
 
@@ -155,8 +155,8 @@ def _counting(after: Limit) -> Limit:
     return limit
 
 
-def _span_us(value: Any, what: str, example: str) -> int:
-    return parse_duration_us(value, what, 1_000_000, MAX_WINDOW_US, example)
+def _span_us(value: Any, option: str, example: str) -> int:
+    return parse_duration_us(value, option, 1_000_000, MAX_WINDOW_US, example)
 
 
 def _check_signals(signals: object) -> Mapping[str | int, Weight]:

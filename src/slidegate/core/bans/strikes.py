@@ -46,8 +46,6 @@ def next_ban(policy: BanPolicy, key: str, reason: str, before: Level | None, now
     """Return the ban of a key whose ring is full, and the level that it leaves.
 
     Args:
-        policy: The policy.
-        key: The key.
         reason: The reason, for the operator.
         before: The level that the key has under the policy, if any.
         now_us: The store's Unix time, in microseconds.

@@ -25,7 +25,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message
 
 from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, StoreError
-from ...core.logs import written
+from ...core.logs import safe_text
 from ...events import Finding
 from ...limiter import all_callers
 from ...web.broken import FailsAtStartup
@@ -88,7 +88,7 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
     meant = f"{dotted or 'main'}:{attribute or 'app'}"
     if name != meant:
         raise click.BadParameter(
-            f"expected an application as module:app, not {written(name)}, did you mean {written(meant)}?"
+            f"expected an application as module:app, not {safe_text(name)}, did you mean {safe_text(meant)}?"
         )
     sys.path.insert(0, "")
     try:
@@ -97,7 +97,7 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
             if factory:
                 found = found()
     except (Exception, SystemExit) as error:
-        message = f"{written(name)} cannot be imported: {type(error).__name__}: {one_line(error)}"
+        message = f"{safe_text(name)} cannot be imported: {type(error).__name__}: {one_line(error)}"
         if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
             message += "; run this in the directory that contains it"
         raise click.ClickException(message) from error
@@ -105,7 +105,7 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
         signature(found).bind("scope", "receive", "send")
     except TypeError:
         raise click.ClickException(
-            f'{written(name)} is not an ASGI application; expected one, for example "main:app", or with '
+            f'{safe_text(name)} is not an ASGI application; expected one, for example "main:app", or with '
             "check --factory a function that returns one"
         ) from None
     served: ASGIApp = found

@@ -33,7 +33,7 @@ from ... import (
     __version__,
 )
 from ...core import compiled
-from ...core.logs import escaped, logger, written
+from ...core.logs import escaped, logger, safe_text
 from ...core.passwords import without_passwords
 from ..replay import nothing
 
@@ -140,7 +140,7 @@ def time_of(unix_s: float) -> str:
 
 def one_line(error: BaseException) -> str:
     """Return the message of an error as one printable line; for an `OSError`, with the file name."""
-    text = written(error, str)
+    text = safe_text(error, str)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
         if error.filename:
@@ -245,7 +245,6 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
 
     Args:
         url: The address of the store.
-        work: The function.
         writes: Whether the function writes; otherwise the store is opened read-only.
 
     Raises:

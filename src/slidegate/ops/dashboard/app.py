@@ -30,7 +30,7 @@ from ... import ConfigurationError, Limiter
 from ...core.arguments import names_checked
 from ...core.errors import closest
 from ...core.logs import Throttle, escaped, logger
-from ...core.passwords import Hidden, revealed
+from ...core.passwords import SecretText, revealed
 from .api import Api, problem_of
 from .page import Page
 from .service import Service
@@ -85,7 +85,7 @@ class Dashboard:
     """
 
     @names_checked
-    def __init__(self, limiter: Limiter, *, token: str | Hidden | None = "", changes: bool = True) -> None:
+    def __init__(self, limiter: Limiter, *, token: str | SecretText | None = "", changes: bool = True) -> None:
         self.limiter = limiter
         self._digest: bytes | None = None
         if token is not None:

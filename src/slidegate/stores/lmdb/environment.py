@@ -32,7 +32,7 @@ import lmdb
 
 from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, StoreUnavailable
 from ...core.events import Event
-from ...core.logs import written
+from ...core.logs import safe_text
 from ...core.store import COMMAND_DEADLINE_S
 from ..forks import InChild, ProcessLock, begin_anew_if_forked
 from .counts import CountsFile, Options, open_file, restarted
@@ -326,8 +326,8 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         environment = _open.setdefault(real_path, Environment(real_path, options))
         if environment.options != options:
             raise ConfigurationError(
-                f"lmdb: {real_path} is open in this process with {written(environment.options._asdict())}, "
-                f"not {written(options._asdict())}; use the same options"
+                f"lmdb: {real_path} is open in this process with {safe_text(environment.options._asdict())}, "
+                f"not {safe_text(options._asdict())}; use the same options"
             )
         environment.users += 1
     try:

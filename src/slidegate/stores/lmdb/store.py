@@ -40,7 +40,7 @@ from ...core.buckets import Check
 from ...core.decision import Decision
 from ...core.errors import StoreUnavailable
 from ...core.events import EventListener
-from ...core.logs import written
+from ...core.logs import safe_text
 from ...core.reservation import Reservation
 from ...core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows, Snapshot, Store
 from ..ban_book import BanBook, BookBans
@@ -127,7 +127,7 @@ class LmdbStore(Store):
         self.shared_rows = LmdbRows(self._batcher)
 
     def __repr__(self) -> str:
-        return f"<LmdbStore {written(str(self._env.path))}>"
+        return f"<LmdbStore {safe_text(str(self._env.path))}>"
 
     def observe(self, observer: EventListener) -> None:
         """Call `observer` with this store's events from now on, and with those of its opening."""
