@@ -91,7 +91,7 @@ class Worker:
     def buckets(self) -> list[Bucket]:
         return []
 
-    def begin_anew(self) -> None: ...
+    def restart(self) -> None: ...
 
     def limits_by_name(self) -> list[NamedLimit]:
         return self.named
@@ -265,7 +265,7 @@ class Changes(OnALoop):
             one = self.worker(number)
             self.rows.clock.set(max(getattr(one, due, 0) - is_early * SECOND_US // 4, self.now_us))
             if forks == 1:
-                one.limiter.engine.rows.begin_anew()
+                one.limiter.engine.rows.restart()
             self.run(one.limiter.hit("k", "5/minute"))
             self.run(turns())
             if self.now_us >= one.looks_us:

@@ -11,7 +11,7 @@ async def test_rows_are_written_and_read_whatever_other_threads_write_meanwhile(
     limiter = Limiter(MemoryStore())
     for number in range(100):
         await limiter.keep_row("kept", number, b"x", 60_000_000)
-    own, numbers, before = limiter.engine.rows._own, count(), gc.get_threshold()
+    own, numbers, before = limiter.engine.rows._local, count(), gc.get_threshold()
 
     def another_thread_writes(phase: str, info: object) -> None:
         own.rows["other", next(numbers), b"w"] = b"x", own.time() + 60_000_000

@@ -23,7 +23,7 @@ import trio
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout, StoreUnavailable
-from slidegate.limiter import portal
+from slidegate.limiter import sync_runner
 from slidegate.limiter.aio import answer_of
 from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
@@ -183,7 +183,7 @@ def test_whatever_a_signal_interrupts_the_next_is_answered(url: str, tmp_path: P
 
 
 def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.limiter.portal.GRACE_S", 0.05)
+    monkeypatch.setattr("slidegate.limiter.sync_runner.GRACE_S", 0.05)
     released = threading.Event()
 
     class StrikeRecord(SlowStore):
@@ -277,7 +277,7 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 @pytest.fixture(autouse=True)
 def no_others() -> None:
-    """End the portals of limiters that tests before this one have never closed."""
+    """End the threads of limiters that tests before this one have never closed."""
     gc.collect()
 
 
@@ -338,7 +338,7 @@ def test_greenlets_share_what_needs_no_event_loop(kind: str, url: str) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
 def test_no_thread_starts_for_a_store_that_needs_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portal, "Thread", None)
+    monkeypatch.setattr(sync_runner, "Thread", None)
     limiter = Limiter.from_url(url)
     assert limiter.sync.hit("user:1", "5/minute")
     limiter.sync.close()
@@ -381,7 +381,7 @@ FORKED = """
 import gc, os, signal, sys, threading, time
 from slidegate import Limiter
 limiter, other = Limiter.from_url(sys.argv[1], deadline="20s", on_error="deny"), Limiter()
-# The second of two calls at once waits, in the portal.
+# The second of two calls at once waits, on the loop of the limiter.
 call, call_other = (one.limited("1/20ms", key="calls", wait="20s")(lambda: True) for one in (limiter, other))
 def answers(who):
     began_s = time.monotonic()
@@ -411,7 +411,7 @@ assert "slidegate-loop" not in [thread.name for thread in threading.enumerate()]
 
 @FORKS
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
-def test_a_portal_that_was_used_before_a_fork_serves_the_parent_and_a_new_one_the_child(url: str) -> None:
+def test_a_loop_that_was_used_before_a_fork_serves_the_parent_and_a_new_one_the_child(url: str) -> None:
     admitted = [int(line) for line in run(FORKED, url, timeout_s=4 * BOUND_S).split()]
     assert len(admitted) == 12
     assert sum(admitted) == 200 or url.startswith("memory"), "the bound holds over all of them"
@@ -461,7 +461,7 @@ from contextlib import suppress
 sys.path[:0] = [{str(ROOT)!r}, {str(TESTED)!r}]
 from slidegate import Limiter
 from slidegate.core import StoreUnavailable
-from slidegate.limiter import portal
+from slidegate.limiter import sync_runner
 from tests.remote_stores import SlowStore
 
 class Hanging(SlowStore):
@@ -555,7 +555,7 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_portal_whose_loop_was_ended_by_what_it_ran_is_replaced() -> None:
+def test_a_runner_whose_loop_was_ended_by_what_it_ran_is_replaced() -> None:
     store = SlowStore(FakeClock())
     with Limiter(store, deadline="60s").sync as limiter:
         store.error = SystemExit(3)

@@ -42,7 +42,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     ``app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml")``.
 
     Args:
-        app: The application to guard.
         path: The file. Requests trigger a check for changes at most once a second.
         options: `on_refused`, as for `RateLimitMiddleware`; and `limiter`, with which the file must not set ``store``,
             ``deadline``, ``on_error`` or ``networks``. Its observers receive ``config_reloaded`` and
@@ -51,7 +50,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     Attributes:
         app: The active middleware, a `RateLimitMiddleware`.
         file: The file.
-        limiter: The limiter that counts.
 
     Raises:
         ConfigurationError: The file is invalid; the message names the path of the key.
@@ -125,7 +123,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         return made
 
     def load(self) -> tuple[int, Callable[[], None]]:
-        """See `FollowedFile.load`."""
         reader = ConfigReader(self.file, self._code)
         try:
             options = reader.options()
@@ -145,7 +142,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             replaced, self.app = self.app, made
             self.limiter.engine.callers.remove(replaced)
             self.limiter.engine.register(made)
-            replaced.begin_anew()
+            replaced.restart()
             self.limiter.engine.queues.wake()
 
         return len(made.rules), apply

@@ -1,7 +1,7 @@
 """Helpers for asyncio and trio: the running event loop, a deadline, and work that is shielded from cancellation.
 
-No task that is started here ends with an exception, also where somebody awaits it: what watches all tasks of a process,
-as error trackers do, would report each request of an outage. Who awaits one raises what has happened.
+No task that is started here ends with an exception, even if it is awaited: error trackers, which watch all tasks of a
+process, would report each request of an outage. The code that awaits a task raises its error.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ T = TypeVar("T")
 _running: Final[set[asyncio.Future[Any]]] = set()
 """The tasks started here: an event loop keeps only weak references to its tasks."""
 _is_alone: ContextVar[bool] = ContextVar("slidegate_is_alone", default=False)
-"""Whether what runs is run by `run_at_once`."""
+"""Whether `run_at_once` runs this code."""
 _throttle: Final = Throttle()
-"""Limits the rate of lines about work that failed for nobody, by the type of the error."""
+"""Limits the rate of lines about failed work that no caller awaits, by the type of the error."""
 
 
 class End(NamedTuple, Generic[T]):
@@ -73,22 +73,22 @@ def run_at_once(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ConfigurationError: It awaits something else, as a store must not that answers threads.
     """
-    before = _is_alone.set(True)
+    token = _is_alone.set(True)
     try:
         work.send(None)
     except StopIteration as end:
         result: T = end.value
         return result
     finally:
-        _is_alone.reset(before)
+        _is_alone.reset(token)
         work.close()
     raise ConfigurationError("store: answers_threads is true, so the store must not await anything")
 
 
-async def yielding_to_others(many: Iterable[T], step: int) -> AsyncIterator[T]:
+async def yielding_to_others(items: Iterable[T], step: int) -> AsyncIterator[T]:
     """Yield each item, and let other tasks run after every `step` items, if there is an event loop."""
-    for number, one in enumerate(many, start=1):
-        yield one
+    for number, item in enumerate(items, start=1):
+        yield item
         if not number % step:
             await let_others_run()
 
@@ -100,7 +100,7 @@ async def answer_of(answer: Awaitable[T] | T) -> T:
     return answer
 
 
-async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S, late: str = "") -> T:
+async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S, timeout_text: str = "") -> T:
     """Return an answer; if it is awaitable, wait no longer than `deadline_s`.
 
     In a thread without an event loop no timer can be set; there the store itself keeps the deadline.
@@ -108,7 +108,7 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
     Args:
         answer: The answer, or an awaitable of it.
         deadline_s: How long to wait for it.
-        late: The text of the error if it comes later; by default ``no answer within 30 s``.
+        timeout_text: The text of the error if it comes later; by default ``no answer within 30 s``.
 
     Raises:
         StoreTimeout: The answer did not come in time.
@@ -118,7 +118,7 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
         return await answer_of(answer)
     if not on_asyncio():
         if isinstance(answer, Coroutine):
-            answer.close()  # else Python warns that nobody awaited it
+            answer.close()  # else Python warns that it was never awaited
         raise ConfigurationError(
             "store: one that must be awaited needs asyncio, and trio runs here; use MemoryStore(), for example"
         )
@@ -126,7 +126,7 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
         async with asyncio.timeout(deadline_s):
             return await answer
     except TimeoutError:
-        raise StoreTimeout(late or f"no answer within {deadline_s:g} s") from None
+        raise StoreTimeout(timeout_text or f"no answer within {deadline_s:g} s") from None
 
 
 async def each_within(parts: Iterable[T] | AsyncIterator[T]) -> AsyncIterator[T]:
@@ -155,7 +155,7 @@ def in_background(work: Coroutine[Any, Any, T]) -> asyncio.Future[End[T]] | None
     if not on_asyncio():
         work.close()
         return None
-    task = _begun(_ended(work))
+    task = _start_task(_end_of(work))
     task.add_done_callback(_log_failure)
     task.add_done_callback(lambda _: work.close())  # a loop that ends may cancel the task before its first step
     return task
@@ -180,7 +180,7 @@ async def to_the_end(work: Awaitable[T]) -> T:
             return await work
         with anyio.CancelScope(shield=True):  # under trio only scopes are cancelled
             return await work
-    task = _begun(_ended(work))
+    task = _start_task(_end_of(work))
     cancelled: Sequence[Any] | None = None
     with anyio.CancelScope(shield=True):  # else anyio would cancel the caller in each iteration of the loop
         while not task.done():
@@ -229,23 +229,23 @@ async def finish(deadline_s: float) -> None:
         if left_s <= 0:
             return
         tasks = _running.copy()  # other threads change the set meanwhile
-        own = [task for task in tasks if task.get_loop() is loop]
-        if own:
+        tasks_here = [task for task in tasks if task.get_loop() is loop]
+        if tasks_here:
             idle_iterations = 0
-            await asyncio.wait(own, timeout=left_s)
+            await asyncio.wait(tasks_here, timeout=left_s)
         else:
             idle_iterations += 1
             await asyncio.sleep(0)
 
 
 async def answer_to_the_end(answer: Awaitable[T] | T) -> T:
-    """Return an answer; if it has to be awaited, the store is asked to the end, also if the caller is cancelled."""
+    """Return an answer; if it has to be awaited, the store is asked to the end, even if the caller is cancelled."""
     if isawaitable(answer):
         return await to_the_end(answer)
     return answer
 
 
-async def _ended(work: Awaitable[T]) -> End[T]:
+async def _end_of(work: Awaitable[T]) -> End[T]:
     """Do some work, and return how it ended."""
     try:
         return End(await work)
@@ -253,7 +253,7 @@ async def _ended(work: Awaitable[T]) -> End[T]:
         return End(error=error)
 
 
-def _begun(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+def _start_task(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     """Start some work, and keep a reference to its task until it is done."""
     task = asyncio.ensure_future(work)
     _running.add(task)

@@ -92,8 +92,8 @@ def check_ban(key: object, files: Sequence[NetworkLookup]) -> None:
         expected = 'the number of an autonomous system, for example "asn:132203"'
         raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}")
     if not any("asn" in file.has for file in files):
-        written = 'Limiter(networks=[network("GeoLite2-ASN.mmdb")])'
-        raise InvalidKey(f"ban: {quoted(key)} is an operator, and no file maps its addresses; write {written}")
+        example = 'Limiter(networks=[network("GeoLite2-ASN.mmdb")])'
+        raise InvalidKey(f"ban: {quoted(key)} is an operator, and no file maps its addresses; write {example}")
 
 
 # -- lines of JSON -----------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ async def read_export(lines: Iterable[str] | AsyncIterable[str]) -> deque[Fields
     return bans
 
 
-def taken_from(bans: deque[Fields]) -> Iterator[Ban]:
+def drained(bans: deque[Fields]) -> Iterator[Ban]:
     """Yield the bans, and drop each: dropping 100,000 at once takes an event loop 10 ms."""
     while bans:
         yield Ban._make(bans.popleft())

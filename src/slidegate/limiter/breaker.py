@@ -1,7 +1,7 @@
 """The circuit breaker of a store: it counts calls, and decides when they amount to an outage.
 
-A *call* is what one iteration of an event loop asks: a store that batches sends it together, so 64 questions that one
-late answer leaves open are one late call. It ends with the first of its answers and failures.
+A *call* is what one iteration of an event loop asks: a store that batches sends it together, so 64 questions that wait
+for one late answer are one late call. It ends with the first of its answers and failures.
 
 An outage begins with
 
@@ -35,11 +35,11 @@ FAILURES_TO_OPEN: Final = 3
 OPEN_US: Final = 1_000_000
 """The pause before a probe."""
 REPORT_EVERY_US: Final = 60_000_000
-TURNS: Final = 5
-"""How many iterations of the event loop an answer has after the deadline. A loop that other work keeps busy for longer
-than the deadline reads no answer meanwhile: it is there, and takes an iteration to be read, and one to be delivered."""
+GRACE_ITERATIONS: Final = 5
+"""How many iterations of the event loop an answer has after the deadline. A loop that other work blocks for longer than
+the deadline reads no answer meanwhile: the answer then takes one iteration to be read, and one to be delivered."""
 _CONSEQUENCES: Final = {"local": "are counted in this process alone", "allow": "pass uncounted", "deny": "are refused"}
-"""What becomes of requests meanwhile, by `on_error`."""
+"""What happens to requests during an outage, by `on_error`."""
 
 
 class Call:
@@ -62,10 +62,10 @@ class Call:
         self._futures: list[asyncio.Future[Any]] = []
         self._timer: asyncio.Handle | None = None
 
-    def watch(self, future: asyncio.Future[Any], deadline_s: float, late: str) -> None:
-        """Set a StoreTimeout with the text `late` on a future, which is no task, if it is not done in time."""
+    def watch(self, future: asyncio.Future[Any], deadline_s: float, timeout_text: str) -> None:
+        """Set a StoreTimeout with the text `timeout_text` on a future, which is no task, if it is not done in time."""
         if not self._futures:
-            self._timer = future.get_loop().call_later(deadline_s, self._expire, TURNS, late)
+            self._timer = future.get_loop().call_later(deadline_s, self._expire, GRACE_ITERATIONS, timeout_text)
         self._futures.append(future)
 
     def end(self) -> None:
@@ -75,14 +75,14 @@ class Call:
             self._timer.cancel()
             self._futures = []
 
-    def _expire(self, turns: int, late: str) -> None:
-        """Let the event loop run so many iterations, then give up what is not answered."""
-        if turns:
-            self._timer = asyncio.get_running_loop().call_soon(self._expire, turns - 1, late)
+    def _expire(self, iterations: int, timeout_text: str) -> None:
+        """Let the event loop run that many iterations, then fail the questions without an answer."""
+        if iterations:
+            self._timer = asyncio.get_running_loop().call_soon(self._expire, iterations - 1, timeout_text)
             return
         for future in self._futures:
             if not future.done():
-                future.set_exception(StoreTimeout(late))
+                future.set_exception(StoreTimeout(timeout_text))
 
 
 class Breaker:
@@ -112,7 +112,7 @@ class Breaker:
         self._current: Call | None = None
         self._in_a_row = self._last_ended_us = 0
         self._late_calls = 0
-        self._unreported: Exception | None = None  # a failure that may turn out to begin an outage
+        self._unreported: Exception | None = None  # a failure that may be the first of an outage
         self._began_us = self._failures_before = self._next_probe_us = 0
         self._probe_us: int | None = None  # when the probe was asked that runs now
         self._throttle = Throttle(REPORT_EVERY_US)
@@ -131,7 +131,7 @@ class Breaker:
             return True
 
     def call(self) -> Call:
-        """Return the call that a question belongs to which is asked now."""
+        """Return the call to which a question of now belongs."""
         loop = running_loop()
         call = self._current
         if loop is None or call is None or call.loop is not loop or call.has_ended:
@@ -204,7 +204,7 @@ class Breaker:
             if begins or self._is_probe(call):
                 self._probe_us, self._next_probe_us = None, now_us + OPEN_US
         if begins:
-            self._tell("store_failed", "failed", error)
+            self._emit_failure("store_failed", "failed", error)
         elif not self.is_open:
             self._late_calls += isinstance(error, StoreTimeout)
             self._unreported = error
@@ -220,18 +220,18 @@ class Breaker:
 
     def _report(self, error: Exception) -> None:
         """Report a failure that is no outage, once a minute for each kind."""
-        kind, what = "store_error", "failed once"
+        kind, verb = "store_error", "failed once"
         if isinstance(error, StoreTimeout):
-            kind, what = "store_late", f"was late (calls so far: {self._late_calls})"
+            kind, verb = "store_late", f"was late (calls so far: {self._late_calls})"
         if self._throttle.left_out(kind, self._clock()) is not None:
-            self._tell(kind, what, error)
+            self._emit_failure(kind, verb, error)
 
-    def _tell(self, kind: str, what: str, error: Exception) -> None:
-        """Emit the event of a failure, with what becomes of requests."""
+    def _emit_failure(self, kind: str, verb: str, error: Exception) -> None:
+        """Emit the event of a failure, with its consequences for requests."""
         text = safe_text(error)
         decided = f"{_CONSEQUENCES[self._on_error]} (on_error={self._on_error!r}, but for rules with their own)"
         details = {"on_error": self._on_error, "error": text, "late": self._late_calls}
-        self._emit(Event(kind, f"the store {what}, so requests {decided}: {text}", details))
+        self._emit(Event(kind, f"the store {verb}, so requests {decided}: {text}", details))
 
 
 def _is_refused(error: BaseException | None) -> bool:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from ..core.buckets import Bucket
 from ..core.errors import ConfigurationError
 from ..stores.forks import ProcessLock
-from .named_limits import NamedLimit, named
+from .named_limits import NamedLimit, named_limits
 from .workers import PublishedRule, rules_of
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Caller(Protocol):
     def published(self) -> Iterable[PublishedRule]:
         """Return what other workers, and tools, may know of its rules."""
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Treat the next request like the first one: after a switch, or a change of an amount."""
 
 
@@ -37,21 +37,19 @@ class BucketCaller:
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
-        self._named = named(bucket)
+        self._limits = named_limits(bucket)
 
     def buckets(self) -> tuple[Bucket]:
-        """See `Caller.buckets`."""
         return (self.bucket,)
 
     def limits_by_name(self) -> list[NamedLimit]:
-        """See `Caller.limits_by_name`."""
-        return self._named
+        return self._limits
 
     def published(self) -> list[PublishedRule]:
         """See `Caller.published`; its key is whatever the program passes."""
-        return rules_of(self._named)
+        return rules_of(self._limits)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Do nothing: it remembers nothing of requests."""
 
 
@@ -75,10 +73,10 @@ class Callers:
 
     def limits(self) -> list[NamedLimit]:
         """Return the limits with which this process counts."""
-        found: list[NamedLimit] = []
+        limits: list[NamedLimit] = []
         for caller in self.all():
-            found += caller.limits_by_name()
-        return found
+            limits += caller.limits_by_name()
+        return limits
 
     def published(self) -> Iterator[PublishedRule] | None:
         """Return what is published of their rules; None without callers."""
@@ -88,19 +86,19 @@ class Callers:
         return chain.from_iterable(caller.published() for caller in callers)
 
     def restart(self) -> None:
-        """Let all callers begin anew: they then see the amounts in force, and whether limits count."""
+        """Restart all callers, so that they use the amounts in force, and whether limits count."""
         for caller in self.all():
-            caller.begin_anew()
+            caller.restart()
 
 
 def living(objects: WeakValueDictionary[int, T]) -> list[T]:
     """Return the objects that exist, oldest first, while other threads may add some."""
-    found: list[T] = []
+    existing: list[T] = []
     for reference in objects.valuerefs():
-        one = reference()
-        if one is not None:
-            found.append(one)
-    return found
+        item = reference()
+        if item is not None:
+            existing.append(item)
+    return existing
 
 
 class Owners:
@@ -131,16 +129,16 @@ class Owners:
         with self._lock:
             owners = self._by_rule.setdefault(rule, WeakKeyDictionary())
             if owner not in owners and owners and not self._are_alone:
-                shown = rule.partition(":")[0].replace("|", ":")
+                name = rule.partition(":")[0].replace("|", ":")
                 raise ConfigurationError(
-                    f"two middlewares of one limiter have limits without a name ({shown!r}), and workers may create "
+                    f"two middlewares of one limiter have limits without a name ({name!r}), and workers may create "
                     'them in another order; write RateLimitMiddleware(..., name="admin") for one of them, or '
                     'Rule(..., name="api") if they are to count together'
                 )
             number = owners.get(owner)
             if number is None:
-                taken = set(owners.values())
-                number = owners[owner] = next(free for free in count(1) if free not in taken)
+                numbers = set(owners.values())
+                number = owners[owner] = next(free for free in count(1) if free not in numbers)
         if number == 1:
             return rule
         return f"{rule}#{number}"

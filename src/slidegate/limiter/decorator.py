@@ -111,11 +111,11 @@ class Limited:
 
     def pause_here(self, pause_us: int, reason: str) -> None:
         """Do what `pause` does, and block."""
-        self._engine.portal.run_query(self.pause(pause_us, reason))
+        self._engine.sync_runner.run_query(self.pause(pause_us, reason))
 
     def _admit_here(self, bucket: Bucket, key: str) -> Decision:
         """Do what `_admit` does, and block."""
-        return self._engine.portal.run_query(self._admit(bucket, key), self._wait_us)
+        return self._engine.sync_runner.run_query(self._admit(bucket, key), self._wait_us)
 
     async def _admit(self, bucket: Bucket, key: str) -> Decision:
         """Charge the cost of a call, after waiting if necessary and allowed.
@@ -126,9 +126,9 @@ class Limited:
         decision = await self._decide(bucket, key)
         if decision.allowed:
             return decision
-        shown = copy(decision)  # with a status for a handler that answers all refusals alike
-        shown.status = _STATUSES.get(decision.reason, 429)
-        raise RateLimitExceeded(shown)
+        refusal = copy(decision)  # with a status for a handler that answers all refusals alike
+        refusal.status = _STATUSES.get(decision.reason, 429)
+        raise RateLimitExceeded(refusal)
 
     async def _decide(self, bucket: Bucket, key: str) -> Decision:
         """Return the decision about a call, after waiting if that may admit it."""
@@ -143,7 +143,7 @@ class Limited:
         if not self._wait_us:
             return await ask()
         refused: Decision | None = None
-        # Who comes while others wait joins them without having asked.
+        # While others wait, a call joins their queue without a question.
         if not queues.is_queued(name):
             decision = await ask()
             # It is admitted, or refused for something that no wait changes.
@@ -188,11 +188,11 @@ class Limited:
 
 def _name_of(function: Callable[..., object]) -> str:
     """Return a function's rule name: the same in every process, with only characters that a rule may have."""
-    named = inspect.unwrap(function)
-    name = _NOT_IN_RULES.sub("_", f"{named.__module__}.{named.__qualname__}")
+    unwrapped = inspect.unwrap(function)
+    name = _NOT_IN_RULES.sub("_", f"{unwrapped.__module__}.{unwrapped.__qualname__}")
     if len(name) <= MAX_NAME:
         return name
-    # Its end tells most; the digest keeps it apart from others with the same end.
+    # The end of a name says most; the digest distinguishes it from others with the same end.
     digest = blake2b(name.encode(), digest_size=4).hexdigest()
-    kept = MAX_NAME - len(digest) - 1
-    return f"{digest}.{name[-kept:]}"
+    tail_length = MAX_NAME - len(digest) - 1
+    return f"{digest}.{name[-tail_length:]}"

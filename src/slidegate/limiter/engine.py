@@ -35,10 +35,10 @@ from .failover import Failover, OnError, check_failure_policy
 from .keys import Keys
 from .observers import AnyObserver, ObserverHub
 from .overrides import Overrides
-from .portal import Portal
 from .queues import Queues
 from .refresh import FindBan, Hit, Refresher
 from .rows import History, Rows
+from .sync_runner import SyncRunner
 from .workers import Workers
 
 T = TypeVar("T")
@@ -61,7 +61,6 @@ class Engine:
     """Queries a store on behalf of a limiter and its middlewares.
 
     Args:
-        store: The store.
         secret: The user's key for digests; None for none.
         observers: The first observers of events, the store's and the limiter's, and of outcomes.
         deadline: How long the store may take to answer a request.
@@ -74,10 +73,9 @@ class Engine:
         per_process: Whether every process has separate counts.
         hit, peek, charge: Do what those of `Store` do. They are no coroutine functions: the decision of a store that
             answers at once is returned directly. Read them from the engine for each call, as a switch replaces them.
-        find_ban, strike, ban: Do what `find`, `strike` and `ban` of `BanStore` do. Who strikes has normalized the key,
-            cleaned the reason and checked `may_ban`.
+        find_ban, strike, ban: Do what `find`, `strike` and `ban` of `BanStore` do. The caller of `strike` has
+            normalized the key, cleaned the reason and checked `may_ban`.
         unix_us: Returns Unix time in microseconds, by the system clock.
-        observers: The observers.
         emit: Emits an event of the limiter or a middleware.
         clock: The clock of durations: that of the system, or one that advances with that of a memory store.
         keys: Normalizes keys.
@@ -91,7 +89,7 @@ class Engine:
         refresher: Reads these from the store beside questions, and writes them.
         history: What operators and commands have done lately.
         owners: The middlewares that count without a name.
-        portal: Runs coroutines for threads without an event loop.
+        sync_runner: Runs coroutines for threads without an event loop.
         closed: Whether all queries raise `StoreUnavailable`.
 
     Raises:
@@ -144,7 +142,7 @@ class Engine:
             answers_threads=store.answers_threads,
         )
         self.history = History(self.rows, self.unix_us)
-        self.portal = Portal(deadline_us, answers_threads=store.answers_threads)
+        self.sync_runner = SyncRunner(deadline_us, answers_threads=store.answers_threads)
         self.owners = Owners(are_alone=self.per_process)
         self.closed = False
         all_engines[id(self)] = self
@@ -177,8 +175,8 @@ class Engine:
             if reservations and not self.closed:
                 try:
                     has_refunded |= await answer_of((self.failover or self.store).refund(reservations))
-                finally:  # if it failed, too: who asks again sees whether there is room
-                    self.queues.refunded(one.check for one in reservations)
+                finally:  # after a failure, too: the next waiter asks whether there is room
+                    self.queues.refunded(reservation.check for reservation in reservations)
         return has_refunded
 
     async def settle(self, checks: Sequence[Check], charges: Collection[Sequence[Reservation]]) -> Decision | None:
@@ -257,12 +255,12 @@ class Engine:
             await self.end()
         finally:
             if not self.closed:
-                self.closed = self.portal.closed = True
+                self.closed = self.sync_runner.closed = True
                 self.rebuild()
                 try:
                     await answer_of(self.store.close())
                 finally:
-                    self.portal.end()
+                    self.sync_runner.end()
 
     def begin(self) -> None:
         """Connect a store with a server in the background, because the application starts."""
@@ -298,7 +296,7 @@ class Engine:
         return self.clock.monotonic_ns() // 1_000
 
     def _change_amounts(self) -> None:
-        """Let everybody see the amounts in force, and whether limits count."""
+        """Make callers, questions and queues use the amounts in force, and whether limits count."""
         self.callers.restart()
         self.rebuild()
         self.queues.wake()
@@ -328,12 +326,12 @@ class Engine:
         raise closed(f"the limiter on {self.store!r}")
 
     def begin_refresh(self) -> None:
-        """Ask for changed limits, and wait for nothing: an application starts, or a middleware begins."""
+        """Read changed limits in the background, because an application or a middleware starts."""
         if self.counting and not self.closed:
             self.refresher.ask()
 
     async def refresh(self) -> None:
-        """Wait for changed limits if they have expired, before a request that asks the store nothing."""
+        """Wait for changed limits if they have expired, before a request that does not query the store."""
         if self.counting and not self.closed:
             await self.refresher.wait()
 

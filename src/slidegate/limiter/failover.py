@@ -88,15 +88,15 @@ class Fallback:
         self.local = local
         self._on_error: OnError = on_error
 
-    def decide(self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], *subjects: Any) -> Decision:
-        """Decide as the method `what` of the store does, by the strictest `on_error` of the rules."""
+    def decide(self, method: Literal["hit", "peek", "charge"], checks: Sequence[Check], *subjects: Any) -> Decision:
+        """Decide as the method `method` of the store does, by the strictest `on_error` of the rules."""
         choices = [bucket.on_error or self._on_error for bucket, _, _ in checks]
         choice = min(choices, key=STRICTEST_FIRST.index, default=self._on_error)
         if choice != "local":
             # What is charged has been used already: nothing refuses it.
-            allowed = choice == "allow" or what == "charge"
+            allowed = choice == "allow" or method == "charge"
             return Decision(allowed, Reason.UNAVAILABLE, checks=checks, at_least_us=RETRY_US)
-        decision: Decision = getattr(self.local, what)(checks, *subjects)
+        decision: Decision = getattr(self.local, method)(checks, *subjects)
         for reservation in decision.reservations:
             reservation.store = self.local  # where it is refunded, too
         return decision
@@ -136,7 +136,6 @@ class Failover:
     """Queries a store that can fail, and decides itself when it does.
 
     Args:
-        store: The store.
         deadline_us: How long a query may take.
         on_error: What decides after that.
         emit: Receives the events ``store_failed``, ``store_recovered``, ``store_late`` and ``store_error``.
@@ -201,20 +200,22 @@ class Failover:
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
-    def _query(self, decide: Callable[..., T], ask: Callable[..., T | Awaitable[T]], *asked: Any) -> T | Awaitable[T]:
+    def _query(
+        self, decide: Callable[..., T], ask: Callable[..., T | Awaitable[T]], *question: Any
+    ) -> T | Awaitable[T]:
         """Return the store's answer, an awaitable of it, or what `decide` returns if none comes in time."""
         if self.breaker.is_open and not self.breaker.may_ask():
-            return decide(*asked)
+            return decide(*question)
         try:
-            answer = ask(*asked, self._deadline_s)
+            answer = ask(*question, self._deadline_s)
         except _MISTAKES:
             self.breaker.forget(None)
             raise
         except Exception as error:
             self.breaker.failed(None, error)
-            return decide(*asked)
+            return decide(*question)
         if not isinstance(answer, Decision) and isawaitable(answer):
-            return self._wait(answer, self.breaker.call(), decide, *asked)
+            return self._wait(answer, self.breaker.call(), decide, *question)
         # An answer that was not awaited counts, unless a store with a server has given it from its memory.
         if self._has_server:
             self.breaker.forget(None)
@@ -222,38 +223,36 @@ class Failover:
             self._answered(None, answer)
         return answer
 
-    async def _wait(self, answer: Awaitable[T], call: Call, decide: Callable[..., T], *asked: Any) -> T:
+    async def _wait(self, answer: Awaitable[T], call: Call, decide: Callable[..., T], *question: Any) -> T:
         """Return an answer, or what `decide` returns if it does not come in time.
 
         Args:
-            answer: The answer.
-            call: Its call.
-            decide: Decides instead.
-            asked: The arguments of `decide`.
+            decide: Decides if none comes.
+            question: The arguments of `decide`.
         """
         self._has_server = not self._store.answers_threads
         try:
             if type(answer) is asyncio.Future:  # a task refuses an exception from outside
                 call.watch(answer, self._deadline_s, self.breaker.late)
-                found: T = await answer
+                result: T = await answer
             else:
-                found = await within(answer, self._deadline_s, self.breaker.late)
+                result = await within(answer, self._deadline_s, self.breaker.late)
         except _MISTAKES:
             self.breaker.forget(call)
             raise
         except asyncio.CancelledError as error:
             if not is_cancellation(error):  # that of the answer alone: the event loop that it was asked on has ended
                 self._failed(call, StoreUnavailable("the answer was cancelled", concerns="request"))
-                return decide(*asked)
+                return decide(*question)
             self.breaker.forget(call)
             await self._refund_unawaited(answer)
             raise
         except Exception as error:
             self._failed(call, error)
-            return decide(*asked)
+            return decide(*question)
         if not call.has_ended:  # else another of its questions has ended it
-            self._answered(call, found)
-        return found
+            self._answered(call, result)
+        return result
 
     def _failed(self, call: Call, error: Exception) -> None:
         if self._store.closed:  # meanwhile, which is no failure
@@ -275,7 +274,7 @@ class Failover:
             breaker.forget(call)  # a read says nothing about writes
             return
         breaker.answered(call)
-        self.local.tidy(self._now_us())  # nobody else asks a store that no outage needs
+        self.local.tidy(self._now_us())  # without an outage no question does that
 
 
 def _has_charged(answer: object) -> bool:

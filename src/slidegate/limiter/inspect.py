@@ -35,29 +35,28 @@ class KeyView(NamedTuple):
     """The labels of rules whose limits a function returns for each request: `windows` has none of theirs."""
 
 
-async def read_keys(command: Command, store: Store, wanted: Sequence[tuple[str, Sequence[Bucket]]]) -> list[KeyView]:
+async def read_keys(command: Command, store: Store, keys: Sequence[tuple[str, Sequence[Bucket]]]) -> list[KeyView]:
     """Return the windows of some keys.
 
     Args:
         command: Asks the store.
-        store: The store.
-        wanted: Each key in its canonical form, with the buckets that may have counted it.
+        keys: Each key in its canonical form, with the buckets that may have counted it.
 
     Raises:
         StoreError: The store does not answer.
     """
-    counting = [_one_of_each(buckets) for _, buckets in wanted]
-    checks = [(bucket, key, 0) for (key, _), own in zip(wanted, counting, strict=True) for bucket in own]
+    counting = [_one_of_each(buckets) for _, buckets in keys]
+    checks = [(bucket, key, 0) for (key, _), counted_by in zip(keys, counting, strict=True) for bucket in counted_by]
     states: list[LimitState] = []
     for first in range(0, max(len(checks), 1), TOGETHER):  # without checks, the time alone is asked for
-        some = checks[first : first + TOGETHER]
-        snapshot: Snapshot = await command(partial(store.inspect, some))
-        states += states_in(snapshot, some)
+        batch = checks[first : first + TOGETHER]
+        snapshot: Snapshot = await command(partial(store.inspect, batch))
+        states += states_in(snapshot, batch)
         await let_others_run()
-    left = iter(states)
+    remaining = iter(states)
     views: list[KeyView] = []
-    for (key, buckets), own in zip(wanted, counting, strict=True):
-        windows = tuple(islice(left, sum(len(bucket.limits) for bucket in own)))
+    for (key, buckets), counted_by in zip(keys, counting, strict=True):
+        windows = tuple(islice(remaining, sum(len(bucket.limits) for bucket in counted_by)))
         by_function = dict.fromkeys([bucket.label for bucket in buckets if bucket.is_fallback])
         views.append(KeyView(key, snapshot.now_us, snapshot.unix_us, windows, tuple(by_function)))
     return views
@@ -65,12 +64,12 @@ async def read_keys(command: Command, store: Store, wanted: Sequence[tuple[str, 
 
 def _one_of_each(buckets: Iterable[Bucket]) -> list[Bucket]:
     """Return the buckets whose limits are known, without those whose windows a later one has, too."""
-    found: dict[object, Bucket] = {}
+    latest: dict[object, Bucket] = {}
     for bucket in buckets:
         if not bucket.is_fallback:
             windows = tuple([limit.same_window for limit in bucket.limits])
-            found[bucket.name, windows] = bucket
-    return [*found.values()]
+            latest[bucket.name, windows] = bucket
+    return [*latest.values()]
 
 
 def states_in(snapshot: Snapshot, checks: Iterable[Check]) -> list[LimitState]:

@@ -35,7 +35,6 @@ class KeyOf:
 
     Args:
         kind: The kind of the value.
-        value: The value.
     """
 
     __slots__ = ("kind", "value")
@@ -94,9 +93,9 @@ class Keys:
             InvalidKey: `key` is not text, or empty.
         """
         if type(key) is str:
-            found = self.cache.get(key)
-            if found is not None:
-                return found
+            cached = self.cache.get(key)
+            if cached is not None:
+                return cached
         if isinstance(key, KeyOf):
             return self.digest(key.kind, key.value), ()
         if not isinstance(key, str) or not key:
@@ -113,9 +112,9 @@ class Keys:
         """Return a key of at most 64 bytes for a value that must not be readable, shown as ``kind#1f3a…``."""
         text = self._digests.get((kind, value))
         if text is None:
-            made = self._hash.copy()
-            made.update(kind.encode() + b"\0" + value)
-            text = f"{kind[: MAX_KEY_BYTES - 33]}#{made.hexdigest()}"
+            hasher = self._hash.copy()
+            hasher.update(kind.encode() + b"\0" + value)
+            text = f"{kind[: MAX_KEY_BYTES - 33]}#{hasher.hexdigest()}"
             remember(self._digests, (kind, value), text, MANY)
         return text
 
@@ -126,9 +125,9 @@ def read_secret(secret: object) -> bytes | None:
     Raises:
         ConfigurationError: It is no secret; the message says where it comes from.
     """
-    what = "secret"
+    source = "secret"
     if secret is None:
-        what, secret = SECRET_VARIABLE, os.environ.get(SECRET_VARIABLE)
+        source, secret = SECRET_VARIABLE, os.environ.get(SECRET_VARIABLE)
         if secret is None:
             return None
     try:
@@ -138,7 +137,7 @@ def read_secret(secret: object) -> bytes | None:
         encoded = None
     if not isinstance(encoded, bytes) or not 16 <= len(encoded) <= 64:
         # A value of the wrong length may still be a secret, so the message does not include it.
-        raise ConfigurationError("expected 16 to 64 bytes, for example from secrets.token_hex(32)", what)
+        raise ConfigurationError("expected 16 to 64 bytes, for example from secrets.token_hex(32)", source)
     return encoded
 
 

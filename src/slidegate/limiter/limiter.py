@@ -1,6 +1,6 @@
 """The `Limiter`: the public methods of limits, bans and overrides, over one store.
 
-`SyncLimiter` are the most used of them for threads without an event loop; `portal` says where these run.
+`SyncLimiter` are the most used of them for threads without an event loop; `sync_runner` says where these run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..core.passwords import AnyAddress, AnySecret
 from ..core.store import COMMAND_DEADLINE_S, BanStore, Store
 from ..stores.memory.store import MemoryStore
 from .aio import answer_of, answer_to_the_end, each_within
-from .bans import NetworkKey, check_ban, files_of, lines_of, operators_of, read_export, taken_from
+from .bans import NetworkKey, check_ban, drained, files_of, lines_of, operators_of, read_export
 from .callers import BucketCaller
 from .decorator import Limited, LimitedKey
 from .engine import Engine
@@ -35,9 +35,9 @@ from .keys import AnyKey, KeyOf, Limits, read_secret
 from .named_limits import NamedLimit, check_limit_name
 from .observers import AnyObserver, Subscription
 from .overrides import ALL, Override, check_override, check_published
-from .portal import Portal
 from .rows import Action, Row
 from .short_lived import note as note_in_memory
+from .sync_runner import SyncRunner
 from .workers import Publication
 
 P = ParamSpec("P")
@@ -98,11 +98,11 @@ class Limiter:
         networks: Iterable[NetworkKey] = (),
     ) -> None:
         if store is not None and not isinstance(store, Store):
-            shown = quoted(store)
+            value = quoted(store)
             if isinstance(store, str):  # which may hold a password
-                shown = "its address"
+                value = "its address"
             example = 'MemoryStore() or Limiter.from_url("redis://localhost:6379/0")'
-            raise ConfigurationError(f"store: expected a store, for example {example}, not {shown}")
+            raise ConfigurationError(f"store: expected a store, for example {example}, not {value}")
         if store is not None and not isinstance(getattr(store, "bans", None), BanStore):
             raise ConfigurationError(
                 f"store: {store!r} has no bans; set self.bans in its __init__, for example to MemoryStore().bans"
@@ -291,13 +291,13 @@ class Limiter:
             StoreError: The store does not answer.
         """
         length_us = parse_duration_us(duration, "override: duration", 1_000_000, 30 * 86_400_000_000, "2h")
-        why, who, text = clean_reason(reason), _author(by), check_override(name, limit)
+        why, author, text = clean_reason(reason), _author(by), check_override(name, limit)
         is_published = name == ALL or await check_published(await self.published(), name, limit)
         await self.engine.refresher.refresh()  # which raises, so that nothing is written, if the store fails
         now_us = self.engine.unix_us()
-        override = Override(name, text, who, why, now_us, now_us + length_us, is_published)
+        override = Override(name, text, author, why, now_us, now_us + length_us, is_published)
         await self.engine.refresher.write(override, length_us)
-        await self.engine.history.add(Action("override", name, who, why, text, now_us, override.until_us))
+        await self.engine.history.add(Action("override", name, author, why, text, now_us, override.until_us))
         return override
 
     async def restore(self, name: str, *, by: str = MANUAL) -> bool:
@@ -311,7 +311,7 @@ class Limiter:
             ConfigurationError: `name` cannot be the name of a limit.
             StoreError: The store does not answer.
         """
-        who = _author(by)
+        author = _author(by)
         if name != ALL:
             check_limit_name(name)
         await self.engine.refresher.refresh()
@@ -319,7 +319,7 @@ class Limiter:
         if override is None:
             return False
         await self.engine.refresher.write(override, 0)
-        await self.engine.history.add(Action("restore", name, who, at_us=self.engine.unix_us()))
+        await self.engine.history.add(Action("restore", name, author, at_us=self.engine.unix_us()))
         return True
 
     async def overrides(self) -> list[Override]:
@@ -349,13 +349,13 @@ class Limiter:
             ConfigurationError: The key is invalid, the whole address space, or a network with host bits or wider than
                 an IPv4 /8 or an IPv6 /19; the duration is invalid; or 1,000 networks are banned already.
         """
-        what = f'ban: duration (or "{PERMANENT}")'
-        length_us = None if duration == PERMANENT else parse_duration_us(duration, what, 1, MAX_WINDOW_US, "1h")
+        option = f'ban: duration (or "{PERMANENT}")'
+        length_us = None if duration == PERMANENT else parse_duration_us(duration, option, 1, MAX_WINDOW_US, "1h")
         if not isinstance(key, KeyOf):
             check_ban(key, self.engine.networks)
-        spelled, why, who = self._ban_key(key), clean_reason(reason), _author(by)
-        ban: Ban = await self.engine.command(lambda: self.store.bans.ban(spelled, length_us, why, who))
-        await self.engine.history.add(Action("ban", ban.key, who, why, at_us=ban.since_us, until_us=ban.until_us))
+        spelled, why, author = self._ban_key(key), clean_reason(reason), _author(by)
+        ban: Ban = await self.engine.command(lambda: self.store.bans.ban(spelled, length_us, why, author))
+        await self.engine.history.add(Action("ban", ban.key, author, why, at_us=ban.since_us, until_us=ban.until_us))
         return ban
 
     async def unban(self, key: AnyKey, *, by: str = MANUAL) -> bool:
@@ -368,10 +368,10 @@ class Limiter:
             ConfigurationError: The key is invalid; see `ban`.
             StoreError: The store does not answer.
         """
-        spelled, who = self._ban_key(key), _author(by)
-        had_any: bool = await self.engine.command(partial(self.store.bans.unban, spelled, who))
+        spelled, author = self._ban_key(key), _author(by)
+        had_any: bool = await self.engine.command(partial(self.store.bans.unban, spelled, author))
         if had_any:
-            await self.engine.history.add(Action("unban", spelled, who, at_us=self.engine.unix_us()))
+            await self.engine.history.add(Action("unban", spelled, author, at_us=self.engine.unix_us()))
         return had_any
 
     async def banned(self, key: AnyKey) -> Ban | None:
@@ -444,7 +444,7 @@ class Limiter:
         """
         bans = await read_export(lines)
         deadline_s = COMMAND_DEADLINE_S * (1 + len(bans) / _BANS_PER_DEADLINE)
-        return await self.engine.command(lambda: self.store.bans.load(taken_from(bans)), deadline_s)
+        return await self.engine.command(lambda: self.store.bans.load(drained(bans)), deadline_s)
 
     # -- observers ---------------------------------------------------------------------------------------------------
 
@@ -497,13 +497,15 @@ class Limiter:
 
     def limits(self) -> list[NamedLimit]:
         """Return the limits of this process: those of rules, and of routes, functions, blocks and transports so far."""
-        found = {(one.rule, one.name, one.shadow, one.configured): one for one in self.engine.callers.limits()}
-        return [*found.values()]
+        by_identity = {
+            (limit.rule, limit.name, limit.shadow, limit.configured): limit for limit in self.engine.callers.limits()
+        }
+        return [*by_identity.values()]
 
     async def published(self) -> list[Publication]:
         """Return what the workers of the store have published of their rules, once for equal workers.
 
-        This process and its equals are the first, if it uses the limiter. Another worker writes that it lives with its
+        This process and its equals are the first, if it uses the limiter. Another worker refreshes its row with its
         requests, at most every ten seconds, and counts for a minute after that. With a memory store there are no
         others.
 
@@ -604,19 +606,16 @@ class Limiter:
         await self.close()
 
     def _question(
-        self, key: AnyKey, limits: Limits, rule: str, cost: int, what: str = "cost"
+        self, key: AnyKey, limits: Limits, rule: str, cost: int, option: str = "cost"
     ) -> tuple[Sequence[Check], Sequence[BanSubject]]:
         """Return the checks of a call, and the further subjects whose bans refuse it.
 
         Args:
             key: The key.
-            limits: The limits.
-            rule: The rule.
-            cost: The units.
-            what: The name of the units in an error message.
+            option: The name of the units in an error message.
         """
         if type(cost) is not int or cost < 0:
-            check_cost(cost, what)
+            check_cost(cost, option)
         try:
             bucket = self._buckets.get((rule, limits))
         except TypeError:  # not hashable, as a list of limits
@@ -629,11 +628,11 @@ class Limiter:
     def _parsed_bucket(self, rule: str, limits: Limits) -> Bucket:
         """Return the bucket of a rule, remembered by its limits as they are written; for a list, by what is in it."""
         name, parsed = check_name(rule, "rule"), parse_limits(limits)
-        written = limits if isinstance(limits, (str, tuple, AnyLimit)) else parsed
-        known = self._buckets.get((name, written))
-        if known is not None:
-            return known
-        return remember(self._buckets, (name, written), Bucket(name, parsed))
+        identity = limits if isinstance(limits, (str, tuple, AnyLimit)) else parsed
+        bucket = self._buckets.get((name, identity))
+        if bucket is not None:
+            return bucket
+        return remember(self._buckets, (name, identity), Bucket(name, parsed))
 
     def _ban_key(self, key: AnyKey) -> str:
         name, _ = self.engine.keys.normalize(key)
@@ -642,13 +641,13 @@ class Limiter:
 
 def _blocking(
     method: Callable[Concatenate[Limiter, P], Coroutine[Any, Any, T]],
-    run: Callable[[Portal, Coroutine[Any, Any, T]], T],
+    run: Callable[[SyncRunner, Coroutine[Any, Any, T]], T],
 ) -> Callable[Concatenate[SyncLimiter, P], T]:
     """Return a method of `SyncLimiter` that does what one of `Limiter` does, and blocks."""
 
     @wraps(method)
     def blocking(self: SyncLimiter, /, *args: P.args, **options: P.kwargs) -> T:
-        return run(self._limiter.engine.portal, method(self._limiter, *args, **options))
+        return run(self._limiter.engine.sync_runner, method(self._limiter, *args, **options))
 
     return blocking
 
@@ -672,26 +671,26 @@ class SyncLimiter:
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
 
-    hit = _blocking(Limiter.hit, Portal.run_query)
-    peek = _blocking(Limiter.peek, Portal.run_query)
-    charge = _blocking(Limiter.charge, Portal.run_query)
-    refund = _blocking(Limiter.refund, Portal.run_query)
-    strike = _blocking(Limiter.strike, Portal.run_query)
-    reset = _blocking(Limiter.reset, Portal.run_command)
-    reset_all = _blocking(Limiter.reset_all, Portal.run_command)
-    inspect = _blocking(Limiter.inspect, Portal.run_command)
-    ban = _blocking(Limiter.ban, Portal.run_command)
-    unban = _blocking(Limiter.unban, Portal.run_command)
-    banned = _blocking(Limiter.banned, Portal.run_command)
-    bans = _blocking(_listed, Portal.run_command)
+    hit = _blocking(Limiter.hit, SyncRunner.run_query)
+    peek = _blocking(Limiter.peek, SyncRunner.run_query)
+    charge = _blocking(Limiter.charge, SyncRunner.run_query)
+    refund = _blocking(Limiter.refund, SyncRunner.run_query)
+    strike = _blocking(Limiter.strike, SyncRunner.run_query)
+    reset = _blocking(Limiter.reset, SyncRunner.run_command)
+    reset_all = _blocking(Limiter.reset_all, SyncRunner.run_command)
+    inspect = _blocking(Limiter.inspect, SyncRunner.run_command)
+    ban = _blocking(Limiter.ban, SyncRunner.run_command)
+    unban = _blocking(Limiter.unban, SyncRunner.run_command)
+    banned = _blocking(Limiter.banned, SyncRunner.run_command)
+    bans = _blocking(_listed, SyncRunner.run_command)
 
     def close(self) -> None:
         """Close the limiter and its store, and end the thread that serves it. A second call does nothing."""
-        portal = self._limiter.engine.portal
+        runner = self._limiter.engine.sync_runner
         try:
-            portal.run_command(self._limiter.close())
+            runner.run_command(self._limiter.close())
         finally:
-            portal.end()
+            runner.end()
 
     def __enter__(self) -> Self:
         return self
@@ -704,18 +703,17 @@ def _author(by: object) -> str:
     return clean_reason(by, "by") or MANUAL
 
 
-def check_cost(cost: object, what: str = "cost") -> int:
+def check_cost(cost: object, option: str = "cost") -> int:
     """Return `cost` if it is a whole number of units, 0 or more.
 
     Args:
-        cost: The value.
-        what: The name of the value in the error message.
+        option: The name of the value in the error message.
 
     Raises:
         ConfigurationError: It is not.
     """
     if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
-        raise ConfigurationError(f"expected a whole number, 0 or more, for example 1, not {quoted(cost)}", what)
+        raise ConfigurationError(f"expected a whole number, 0 or more, for example 1, not {quoted(cost)}", option)
     return cost
 
 
@@ -729,18 +727,17 @@ def keys_refusing(limiter: Limiter, key: AnyKey) -> list[str]:
     return [*with_wider_networks(spelled), *operators_of(spelled, limiter.engine.networks)]
 
 
-async def inspect_keys(limiter: Limiter, wanted: Iterable[tuple[AnyKey, Mapping[str, Limits]]]) -> list[KeyView]:
+async def inspect_keys(limiter: Limiter, keys: Iterable[tuple[AnyKey, Mapping[str, Limits]]]) -> list[KeyView]:
     """Return the windows of several keys, as `Limiter.inspect` does: a hundred checks in one question to the store.
 
     Args:
-        limiter: The limiter.
-        wanted: Each key with its rules; see `Limiter.inspect`.
+        keys: Each key with its rules; see `Limiter.inspect`.
 
     Raises:
         StoreError: The store does not answer.
     """
-    asked = [(limiter.key_for(key), _inspected_buckets(rules)) for key, rules in wanted]
-    return await read_keys(limiter.engine.command, limiter.store, asked)
+    with_buckets = [(limiter.key_for(key), _inspected_buckets(rules)) for key, rules in keys]
+    return await read_keys(limiter.engine.command, limiter.store, with_buckets)
 
 
 def _inspected_buckets(rules: Mapping[str, Limits]) -> list[Bucket]:

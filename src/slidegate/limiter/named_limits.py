@@ -64,12 +64,12 @@ class NamedLimit:
 
     def _has_window(self, window: str, text: str) -> bool:
         """Return whether a window is its own; the resolution may be left out."""
-        own = window_of(self.configured)
-        if window == own:
+        configured_window = window_of(self.configured)
+        if window == configured_window:
             return True
         if "@" in text:
             return False
-        return _UNITS_OF_QUOTAS.get(window, window) == own.partition(" @")[0]
+        return _UNITS_OF_QUOTAS.get(window, window) == configured_window.partition(" @")[0]
 
     def takes(self, text: str) -> bool:
         """Return whether an override of its name with this text applies to it: it has the window of this limit."""
@@ -82,13 +82,13 @@ class NamedLimit:
         return f"{amount}{window_of(self.configured)}"
 
 
-def named(bucket: Bucket, *, changeable: bool = True) -> list[NamedLimit]:
+def named_limits(bucket: Bucket, *, changeable: bool = True) -> list[NamedLimit]:
     """Return the limits of a bucket by their names."""
     limits = zip(bucket.names, bucket.limits, bucket.configured, strict=True)
-    found = []
+    result = []
     for name, limit, configured in limits:
-        found.append(NamedLimit(name, limit, configured, bucket.label, changeable=changeable, shadow=bucket.shadow))
-    return found
+        result.append(NamedLimit(name, limit, configured, bucket.label, changeable=changeable, shadow=bucket.shadow))
+    return result
 
 
 def check_limit_name(name: object) -> None:

@@ -98,11 +98,11 @@ class Outcome:
         """The names of the rules that counted it; for a refusal, of those that refused it."""
         refusal = self.refusal
         if refusal is None or self.ended != "refused":
-            counted: dict[str, None] = {}
+            labels: dict[str, None] = {}
             for decision in self.decisions:
                 for bucket, _, _ in decision.checks:
-                    counted[bucket.label] = None
-            return tuple(counted)
+                    labels[bucket.label] = None
+            return tuple(labels)
         # Only a rule sets a status: one that blocks, or whose request left while it waited.
         if refusal.status:
             return (refusal.by,)
@@ -140,7 +140,7 @@ class Observer:
         """Finish: the application ends, or the limiter is being closed and its store is still open."""
 
     def forget(self) -> None:
-        """Begin anew, with nothing counted: a test resets all limiters."""
+        """Drop what it has counted, because a test resets all limiters."""
 
 
 AnyObserver: TypeAlias = Observer | Callable[[Event], object] | Any
@@ -151,11 +151,9 @@ class Subscription:
     """One observer of a limiter, until `remove` is called.
 
     Args:
-        observer: The observer.
         hub: The hub that calls it.
 
     Attributes:
-        observer: The observer.
         event: Its method for events; None if it has none.
         request: Its method for outcomes; None if it has none.
 
@@ -165,8 +163,8 @@ class Subscription:
 
     def __init__(self, observer: AnyObserver, hub: ObserverHub) -> None:
         self.observer: Final[Any] = observer
-        event = _own(observer, "event")
-        self.request: Final = _own(observer, "request")
+        event = _method_of(observer, "event")
+        self.request: Final = _method_of(observer, "request")
         if event is None and self.request is None:
             if isinstance(observer, type) or not callable(observer):
                 raise ConfigurationError(
@@ -189,14 +187,14 @@ class Subscription:
             logger.error("observer %r failed%s", self.observer, left_out, exc_info=error)
 
 
-def _own(observer: AnyObserver, name: str) -> Callable[..., Any] | None:
+def _method_of(observer: AnyObserver, name: str) -> Callable[..., Any] | None:
     """Return a method that an observer defines itself; None if it does not."""
     if isinstance(observer, type):  # its methods have no object
         return None
     method: Callable[..., Any] | None = getattr(observer, name, None)
     if not callable(method):
         return None
-    # That of `Observer` does nothing, so that it need not be called.
+    # The method of `Observer` does nothing, so a call is not needed.
     if getattr(method, "__func__", method) is getattr(Observer, name):
         return None
     return method
@@ -250,7 +248,7 @@ class ObserverHub:
         receivers = self._events
         if event.kind == "refused":
             receivers = self._refusals
-        tell(receivers, event)
+        notify(receivers, event)
 
     def report_exceeded(self, decision: Decision, now_us: int) -> None:
         """Emit the event ``exceeded`` for each limit that a key has exceeded, unless it did so within the last window.
@@ -297,7 +295,7 @@ class ObserverHub:
                 subscription.log(error)
 
     def forget(self) -> None:
-        """Call the method `forget` of observers, and forget who has exceeded a limit."""
+        """Call the method `forget` of observers, and drop the record of exceeded limits."""
         self._exceeded.clear()
         for subscription in self.subscriptions:
             if isinstance(subscription.observer, Observer):
@@ -309,18 +307,18 @@ class ObserverHub:
         An object with the methods, which need not be an `Observer`, may lack its attributes.
         """
         self.subscriptions = subscriptions
-        self._events = [(one, one.event) for one in subscriptions if one.event is not None]
-        self._refusals = [one for one in self._events if getattr(one[0].observer, "refused_events", True)]
-        self.requests = [(one, one.request) for one in subscriptions if one.request is not None]
-        self.passed = [one for one in self.requests if getattr(one[0].observer, "takes_passed", False)]
-        self.outcomes = [one for one in self.requests if one not in self.passed]
-        self.exempt = [one for one in self.requests if getattr(one[0].observer, "takes_exempt", True)]
+        self._events = [(listener, listener.event) for listener in subscriptions if listener.event is not None]
+        self._refusals = [pair for pair in self._events if getattr(pair[0].observer, "refused_events", True)]
+        self.requests = [(listener, listener.request) for listener in subscriptions if listener.request is not None]
+        self.passed = [pair for pair in self.requests if getattr(pair[0].observer, "takes_passed", False)]
+        self.outcomes = [pair for pair in self.requests if pair not in self.passed]
+        self.exempt = [pair for pair in self.requests if getattr(pair[0].observer, "takes_exempt", True)]
 
 
-def tell(receivers: Iterable[tuple[Subscription, Callable[[Any], object]]], what: Event | Outcome | Passed) -> None:
+def notify(receivers: Iterable[tuple[Subscription, Callable[[Any], object]]], report: Event | Outcome | Passed) -> None:
     """Call methods of observers, and log their exceptions."""
     for subscription, method in receivers:
         try:
-            method(what)
+            method(report)
         except Exception as error:
             subscription.log(error)

@@ -2,7 +2,7 @@
 
 They are rows of the store, see `rows`, of the kind ``limits`` with the number 0, under a digest of the limit's name,
 and expire with these. `refresh` writes and reads them. Each time they have changed, a worker sets the amounts of its
-limits anew, see `AnyLimit.become`: that of the override of that name, or that in code. The name ``*`` with the limit
+limits, see `AnyLimit.become`: that of the override of that name, or that in code. The name ``*`` with the limit
 ``off`` switches all workers off. In a store without rows, overrides apply to this process only.
 """
 
@@ -44,7 +44,7 @@ class Override(NamedTuple):
         reason: The reason, for operators.
         since_us: When it was changed, in microseconds of Unix time.
         until_us: When it ends, in microseconds of Unix time.
-        is_published: Whether a worker had published a limit of this name when it was changed. If not, none had met it.
+        is_published: Whether a worker had published a limit of this name when it was changed. If not, none had used it.
     """
 
     name: str
@@ -161,29 +161,28 @@ class Overrides:
         Args:
             reading: The number of the read. If one that began later has returned before, this one is out of date, and
                 nothing is done.
-            overrides: The overrides.
         """
         with self._lock:  # until the amounts are set: threads may read at the same time
             if reading < self._applied:
                 return
             self._applied = reading
-            before, self.in_force = self.in_force, {override.name: override for override in overrides}
-            if before == self.in_force:
+            previous, self.in_force = self.in_force, {override.name: override for override in overrides}
+            if previous == self.in_force:
                 return
             changes = self._apply(self._callers.limits())
-            if (ALL in before) is not self.is_off:
+            if (ALL in previous) is not self.is_off:
                 changes[_Change(ALL, 0, 0, self.in_force.get(ALL))] = None
             self.version += bool(changes)
             self._changed()
         for change in changes:
-            override = change.override or before.get(change.name)
+            override = change.override or previous.get(change.name)
             if override is not None:
                 self._emit(_event_of(change, override))
 
     def drop_ended(self) -> None:
         """End the overrides that are over: the store cannot say so during an outage."""
         now_us = self._unix_us()
-        self.replace(self._applied, [one for one in self.in_force.values() if one.until_us > now_us])
+        self.replace(self._applied, [override for override in self.in_force.values() if override.until_us > now_us])
 
     def forget(self) -> None:
         """End all overrides in this process. For tests."""
@@ -192,16 +191,16 @@ class Overrides:
     def _apply(self, limits: Iterable[NamedLimit]) -> _Changes:
         """Set the amounts of limits, and return what has changed. An override applies to limits of its window alone."""
         changes: _Changes = {}
-        for named in limits:
-            override = self.in_force.get(named.name)
-            amount = named.configured.amount
-            if override is not None and named.takes(override.limit):
-                amount = named.amount_in(override.limit)
+        for limit in limits:
+            override = self.in_force.get(limit.name)
+            amount = limit.configured.amount
+            if override is not None and limit.takes(override.limit):
+                amount = limit.amount_in(override.limit)
             else:
                 override = None
-            if amount != named.limit.amount:
-                changes[_Change(named.name, named.limit.amount, amount, override)] = None
-                named.limit.become(amount)
+            if amount != limit.limit.amount:
+                changes[_Change(limit.name, limit.limit.amount, amount, override)] = None
+                limit.limit.become(amount)
         return changes
 
 
@@ -209,7 +208,6 @@ def _event_of(change: _Change, override: Override) -> Event:
     """Return the event of a limit whose amount has changed.
 
     Args:
-        change: The change.
         override: The override that sets the amount, or that has ended.
     """
     author = ""
@@ -239,8 +237,8 @@ async def check_published(publications: Iterable[Publication], name: str, limit:
     """
     is_published = False
     names: set[str] = set()
-    async for one in yielding_to_others(publications, _STEP):
-        rules = [rule for rule in one.rules if rule.limit]
+    async for publication in yielding_to_others(publications, _STEP):
+        rules = [rule for rule in publication.rules if rule.limit]
         names |= {rule.name for rule in rules if not rule.by_function}
         having = [rule for rule in rules if rule.name == name]
         if having:
@@ -257,8 +255,8 @@ def _check_change(rules: Sequence[PublishedRule], limit: str) -> None:
     Raises:
         ConfigurationError: None can, as of a function, or with another window.
     """
-    if any(rule.named().takes(limit) for rule in rules):
+    if any(rule.named_limit().takes(limit) for rule in rules):
         return
     changeable = [rule for rule in rules if not rule.by_function]
     most_likely_meant = (changeable or rules)[-1]
-    most_likely_meant.named().amount_in(limit)  # raises, and says why not
+    most_likely_meant.named_limit().amount_in(limit)  # raises, and says why not

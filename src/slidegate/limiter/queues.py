@@ -7,9 +7,9 @@
                      '-- asks the store, sleeps for its retry-after, asks again
 
 While a queue exists, new requests of its rule and key join it without a question about them; other limits and bans are
-looked at first, so that requests that they refuse take no places from others. Nothing is charged or
+checked first, so that requests that they refuse take no places from others. Nothing is charged or
 reserved for a waiter before its turn. A request that leaves the queue, admitted or not, wakes the next one; so does
-every refund or release under its rule and key in this process. Nothing else wakes anybody, so the first waiter asks at
+every refund or release under its rule and key in this process. Nothing else wakes a waiter, so the first one asks at
 least every `PAUSE_S`. Other processes have queues of their own, and may be admitted first.
 
 If a rule shares its permits among tenants, the first waiter is the oldest of the tenant that has the fewest permits in
@@ -85,12 +85,11 @@ class Waiter:
 
 
 class Queue:
-    """The waiters of one rule and key. Who adds or removes some holds the lock of `Queues`.
+    """The waiters of one rule and key. Code that adds or removes some holds the lock of `Queues`.
 
     Attributes:
         waiters: The waiters, in order of arrival.
         refused_waiter: The waiter that was refused last.
-        refusal: Its refusal.
         room_s: When it expects room for its own cost; see `now_s`.
     """
 
@@ -102,19 +101,17 @@ class Queue:
 
     def is_hopeless(self, waiter: Waiter) -> bool:
         """Return whether the time of a waiter is over before there is room, for all that is known."""
-        # Who was refused and still waits is before it. If they have left, there may be room already.
+        # A refused waiter that still waits is before it. If it has left, there may be room already.
         room_s = 0.0
         if self.refused_waiter in self.waiters:
             room_s = self.room_s
         return max(now_s(), room_s) >= waiter.until_s
 
     def note_refusal(self, waiter: Waiter, refusal: Decision, room_us: int) -> None:
-        """Note what the first waiter was told, for all that wait behind it.
+        """Record the refusal of the first waiter, for all that wait behind it.
 
         Args:
-            waiter: The first waiter.
-            refusal: Its refusal.
-            room_us: When it has room; 0 for a permit, which nobody announces.
+            room_us: When it has room; 0 for a permit, whose return is not announced.
         """
         self.refused_waiter = waiter
         self.refusal = refusal
@@ -124,7 +121,7 @@ class Queue:
         """Remove waiters whose clients have left, else the newest one of the tenant with the most.
 
         Returns:
-            False if nobody was removed: every client is there, and no tenant has more waiters than `tenant` would have.
+            False if none was removed: every client is there, and no tenant has more waiters than `tenant` would have.
         """
         removed = [waiter for waiter in self.waiters if waiter.is_gone()]
         if not removed:
@@ -153,7 +150,7 @@ class Queue:
         """Return the refusal, as of now, of a waiter that did not ask: what the last one says of the rule and its key.
 
         Returns:
-            None if nobody was refused under them yet.
+            None if none was refused under them yet.
         """
         last = self.refusal
         if last is None:
@@ -170,11 +167,11 @@ class Queue:
             if (bucket.name, key) != name:
                 continue
             wait_us = left_us
-            if bucket.is_permit:  # nobody knows when one comes back
+            if bucket.is_permit:  # it is unknown when one is returned
                 wait_us = OPEN
             checks.append(check)
-            for spent, leave_us, newest_us, _ in of_check:
-                readings.append((spent, leave_us, newest_us, wait_us))
+            for units, leave_us, newest_us, _ in of_check:
+                readings.append((units, leave_us, newest_us, wait_us))
         if not checks:
             return None
         return Decision(False, Reason.LIMITED, last.now_us, checks, readings)
@@ -183,8 +180,8 @@ class Queue:
 def now_s() -> float:
     """Return monotonic time in seconds, the same in all threads and event loops.
 
-    The loops of asyncio go by it, but trio's clock begins anywhere. A loop is asked for its own, because its timers go
-    by that, in tests too.
+    The loops of asyncio use it, but trio's clock starts anywhere. A running loop returns its own time, by which its
+    timers go, in tests too.
     """
     loop = running_loop()
     if loop is None:
@@ -272,7 +269,7 @@ class Queues:
                 queue.waiters[waiter] = None
         try:
             decision = await self._wait_for_turn(name, queue, waiter, refused, ask)
-            # It never asked, or so long ago that its answer is out of date: the last refusal tells more.
+            # It never asked, or so long ago that its answer is out of date: the last refusal is newer.
             if decision is None:
                 decision = queue.refusal_of(name)
             # The first waiter is still asking for the first time.
@@ -292,8 +289,6 @@ class Queues:
 
         Args:
             name: The name of the queue.
-            queue: The queue.
-            waiter: The request.
             decision: Its refusal before it waits, if it has asked.
             ask: Asks the store.
 
@@ -310,7 +305,7 @@ class Queues:
                 if room_us is None:
                     return decision
                 queue.note_refusal(waiter, decision, room_us)
-                pause_s = min(room_us / 1_000_000 or PAUSE_S, PAUSE_S)  # nobody announces the return of a permit
+                pause_s = min(room_us / 1_000_000 or PAUSE_S, PAUSE_S)  # the return of a permit is not announced
             if queue.is_hopeless(waiter):
                 return decision
             await waiter.sleep(pause_s)

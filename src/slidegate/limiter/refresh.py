@@ -9,7 +9,7 @@ How old the overrides of a worker are decides what a question does::
 
 So no request of an idle worker is decided as before a change, and an idle worker asks nothing. Where the store answers
 at once, as a file does, the overrides are there before the question. A thread without an event loop asks before it,
-with a fifth of its deadline for each step. During an outage nobody asks; the known overrides stay in force until their
+with a fifth of its deadline for each step. During an outage nothing is read; the overrides stay in force until their
 end.
 """
 
@@ -42,9 +42,9 @@ from .workers import Workers
 STALE_NS: Final = 500_000_000
 EXPIRED_NS: Final = 1_000_000_000
 DEADLINE_S: Final = 1.0
-"""How long the store may take to tell the overrides; requests wait no longer than their own deadline."""
+"""How long the store may take to return the overrides; requests wait no longer than their own deadline."""
 SHARE_OF_DEADLINE: Final = 0.2
-"""How much of the deadline of a question each step of a refresh has that its thread begins before it."""
+"""The share of a question's deadline for each step of a refresh in a thread that refreshes before its question."""
 AT_ONCE: Final = 50
 """How many overrides are parsed in one step, at 20 us each."""
 _LOG_EVERY_S: Final = 600.0
@@ -121,7 +121,6 @@ class Refresher:
         """Answer a question by fresh overrides.
 
         Args:
-            checks: The question.
             subjects: Further keys and addresses whose bans refuse it.
         """
         if self._clock.monotonic_ns() < self.fresh_until_ns:
@@ -137,20 +136,20 @@ class Refresher:
         age_ns = self._age_ns()
         if age_ns < STALE_NS:
             return ask()
-        read = self._begin()
-        if read is None or age_ns < EXPIRED_NS:
+        task = self._begin()
+        if task is None or age_ns < EXPIRED_NS:
             return ask()
-        return self._hold(read, ask)
+        return self._hold(task, ask)
 
-    async def _hold(self, read: Running, ask: Callable[[], T | Awaitable[T]]) -> T:
-        """Answer when the overrides have come, too; ask again if they change anything.
+    async def _hold(self, task: Running, ask: Callable[[], T | Awaitable[T]]) -> T:
+        """Answer after the overrides were read, too; ask again if they change anything.
 
         What is asked again has the whole deadline again; a refusal that counts (`count_denied`) is counted twice then.
         """
         until_s, version = monotonic() + self._deadline_s, self._overrides.version
         answer = await answer_of(ask())
         try:
-            await wait_for_end(read, until_s)
+            await wait_for_end(task, until_s)
         except asyncio.CancelledError:
             await self._take_back(answer)
             raise
@@ -171,14 +170,14 @@ class Refresher:
     async def wait(self) -> None:
         """Wait for the overrides if they have expired."""
         if self._age_ns() >= EXPIRED_NS:
-            read = self._begin()
-            if read is not None:
-                await wait_for_end(read, monotonic() + self._deadline_s)
+            task = self._begin()
+            if task is not None:
+                await wait_for_end(task, monotonic() + self._deadline_s)
 
     # -- reading beside them -------------------------------------------------------------------------------------------
 
     def _begin(self) -> Running | None:
-        """Read the overrides; return what reads them, or None if they are here, or cannot come now."""
+        """Read the overrides; return the task that reads them, or None if they are applied, or cannot be read now."""
         if self._failover is not None and self._failover.breaker.is_open:
             self._put_off()
         elif on_asyncio():
@@ -193,8 +192,8 @@ class Refresher:
         Returns:
             The read that runs; None if it has ended, because the store answers at once.
         """
-        for read in _here(self._reads):
-            return read
+        for task in _on_this_loop(self._reads):
+            return task
         number, asked_ns = self._overrides.begin_reading(), self._clock.monotonic_ns()
         try:
             answer = self._rows.ask(LIMITS, 0, DEADLINE_S)
@@ -206,9 +205,9 @@ class Refresher:
         except Exception as error:
             self._failed(error)
             return None
-        return _begun(self._apply_when_here(number, answer, asked_ns), self._reads)
+        return _start_task(self._apply_when_on_this_loop(number, answer, asked_ns), self._reads)
 
-    async def _apply_when_here(
+    async def _apply_when_on_this_loop(
         self, number: int, answer: Sequence[ReadRow] | Awaitable[Sequence[ReadRow]], asked_ns: int
     ) -> None:
         try:
@@ -254,7 +253,7 @@ class Refresher:
     async def end(self) -> None:
         """Delete the row of this worker, after what runs: a read may write the row once more at its end."""
         for running in (self._reads, self._writes):
-            for work in _here(running):
+            for work in _on_this_loop(running):
                 await asyncio.wait([work], timeout=DEADLINE_S)
         await self._workers.end(DEADLINE_S)
 
@@ -272,10 +271,10 @@ class Refresher:
         return remember(self._parsed, value, override_in(value), _MEMO)
 
     def _end_read(self, asked_ns: int) -> None:
-        """Record how fresh the overrides are, and write what this worker has to say beside them."""
+        """Record how fresh the overrides are, and publish this worker's rules if that is due."""
         self.fresh_until_ns = asked_ns + STALE_NS
         if self._workers.is_due():
-            _begun(self._publish(), self._writes)
+            _start_task(self._publish(), self._writes)
 
     async def _publish(self) -> None:
         try:
@@ -286,18 +285,18 @@ class Refresher:
     def _put_off(self) -> None:
         """Ask nothing for half a second, because the store is known to fail."""
         self.fresh_until_ns = self._clock.monotonic_ns() + STALE_NS
-        # No answer will do that: an override ends by itself, in an outage too.
+        # During an outage no answer removes the overrides that have ended.
         self._overrides.drop_ended()
 
-    def _failed(self, error: Exception, what: str = "changed limits cannot be read") -> None:
-        """Go on as before: the store failed, which its own questions find, or something else is wrong, as `what`."""
+    def _failed(self, error: Exception, text: str = "changed limits cannot be read") -> None:
+        """Go on as before: the store failed, which its own questions find, or something else is wrong, as `text`."""
         self._put_off()
         if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
-            logger.error(what, exc_info=error)
+            logger.error(text, exc_info=error)
 
 
-def _begun(work: Coroutine[Any, Any, None], running: set[Running]) -> Running | None:
-    """Run something on the event loop of this thread, and keep it among what runs."""
+def _start_task(work: Coroutine[Any, Any, None], running: set[Running]) -> Running | None:
+    """Run a coroutine on the event loop of this thread, and keep its task until it is done."""
     task = in_background(work)
     if task is not None:
         running.add(task)
@@ -305,7 +304,7 @@ def _begun(work: Coroutine[Any, Any, None], running: set[Running]) -> Running | 
     return task
 
 
-def _here(running: set[Running]) -> list[Running]:
-    """Return what runs on the event loop of this thread."""
+def _on_this_loop(running: set[Running]) -> list[Running]:
+    """Return the tasks of the event loop of this thread."""
     loop = running_loop()
     return [work for work in running.copy() if work.get_loop() is loop and not work.done()]

@@ -70,21 +70,21 @@ class Rows:
 
     def __init__(self, command: Command, shared: SharedRows | None, unix_us: Clock) -> None:
         self._command = command
-        self._own = _OwnRows(unix_us)
+        self._local = _LocalRows(unix_us)
         self.is_shared = shared is not None
-        self._shared: SharedRows = self._own
+        self._shared: SharedRows = self._local
         if shared is not None:
             self._shared = shared
-        self.begin_anew()
-        self._in_child = InChild(self.begin_anew)
+        self.restart()
+        self._in_child = InChild(self.restart)
 
-    def begin_anew(self) -> None:
-        """Become a new worker, as a child of `fork` is."""
+    def restart(self) -> None:
+        """Become a new worker, in a child of `fork`."""
         self.worker = os.urandom(8)
 
     def forget(self) -> None:
         """Drop the rows that this process keeps itself."""
-        self._own.rows.clear()
+        self._local.rows.clear()
 
     async def time(self) -> int:
         """Return the time of the store in microseconds."""
@@ -107,10 +107,10 @@ class Rows:
         """Return the rows of all workers; see `Limiter.rows`."""
         _check(kind, first)
         _check(kind, last)
-        found: Sequence[ReadRow] = await self._command(
+        rows: Sequence[ReadRow] = await self._command(
             lambda: self._shared.read(kind, first, last, deadline_s), deadline_s
         )
-        return [Row(*row) for row in found]
+        return [Row(*row) for row in rows]
 
     def ask(self, kind: str, number: int, deadline_s: float) -> Sequence[ReadRow] | Awaitable[Sequence[ReadRow]]:
         """Ask for the rows of one number, now: a question that follows at once is sent in the same call.
@@ -138,7 +138,7 @@ def check_moment(unix_us: object) -> int:
     return check_whole(unix_us, 0, _LATEST_US, "row", "for example 1_700_000_000_000_000")
 
 
-class _OwnRows(SharedRows):
+class _LocalRows(SharedRows):
     """The rows of this process, for a store that only one process uses."""
 
     def __init__(self, clock: Clock) -> None:
@@ -157,15 +157,15 @@ class _OwnRows(SharedRows):
 
     def read(self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S) -> list[ReadRow]:
         now_us = self.time()
-        found: list[ReadRow] = []
-        for (own, number, worker), (value, until_us) in self.rows.copy().items():
-            if own == kind and first <= number <= last and until_us > now_us:
-                found.append((number, worker, value))
-        return found
+        rows: list[ReadRow] = []
+        for (row_kind, number, worker), (value, until_us) in self.rows.copy().items():
+            if row_kind == kind and first <= number <= last and until_us > now_us:
+                rows.append((number, worker, value))
+        return rows
 
 
 class Action(NamedTuple):
-    """What somebody has done to a limiter by hand or by a command.
+    """A change of a limiter by an operator or a command.
 
     Attributes:
         kind: ``ban``, ``unban``, ``override`` or ``restore``.
@@ -174,7 +174,7 @@ class Action(NamedTuple):
         by: The person or program.
         reason: The reason, for operators.
         at_us: When, in microseconds of Unix time.
-        until_us: When what was done ends, in microseconds of Unix time; None for never.
+        until_us: When the change ends, in microseconds of Unix time; None for never.
     """
 
     kind: str
@@ -187,12 +187,12 @@ class Action(NamedTuple):
 
     @property
     def at(self) -> datetime:
-        """When it was done (UTC)."""
+        """When it was carried out (UTC)."""
         return moment(self.at_us)
 
     @property
     def until(self) -> datetime | None:
-        """When what was done ends (UTC); None for never."""
+        """When the change ends (UTC); None for never."""
         return None if self.until_us is None else moment(self.until_us)
 
 
@@ -220,8 +220,8 @@ class History:
                 await self._trim()
             self._written += 1
         except StoreError as error:
-            shown = escaped(f"{action.kind} {action.target} by {action.by}")
-            logger.warning("the history lacks an action (%s): %s", shown, escaped(safe_text(error, str)))
+            text = escaped(f"{action.kind} {action.target} by {action.by}")
+            logger.warning("the history lacks an action (%s): %s", text, escaped(safe_text(error, str)))
 
     async def latest(self) -> list[Action]:
         """Return the latest actions, the last one first; those that this version cannot read are left out.
@@ -229,12 +229,12 @@ class History:
         Raises:
             StoreError: The store does not answer.
         """
-        found: list[Action] = []
+        actions: list[Action] = []
         async for row in yielding_to_others((await self._newest_first())[:MOST], _STEP):
             action = _action_in(row.value)
             if action is not None:
-                found.append(action)
-        return found
+                actions.append(action)
+        return actions
 
     async def _trim(self) -> None:
         for row in (await self._newest_first())[MOST:]:

@@ -20,7 +20,7 @@ def note(limiter: object) -> None:
     """Note a new limiter in memory. Those that stay, though a first request has made them, are no finding."""
     if not _is_within_request(sys._getframe(2)):
         return
-    if len(_latest) == _OFTEN and not any(made() for made in _latest):
+    if len(_latest) == _OFTEN and not any(reference() for reference in _latest):
         _report()
     _latest.append(ref(limiter))
 

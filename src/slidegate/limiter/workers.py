@@ -116,12 +116,12 @@ class PublishedRule(NamedTuple):
     zone: str = ""
     starts: str = ""
 
-    def named(self) -> NamedLimit:
+    def named_limit(self) -> NamedLimit:
         """Return its limit, as texts describe it: a quota without its zone and start."""
         limit = parse_one(self.limit)
         return NamedLimit(self.name, limit, limit, self.rule, changeable=not self.by_function, shadow=self.shadow)
 
-    def counted(self, changed: str = "") -> AnyLimit:
+    def counted_limit(self, changed: str = "") -> AnyLimit:
         """Return the limit with whose window it counts.
 
         Args:
@@ -132,8 +132,8 @@ class PublishedRule(NamedTuple):
         """
         text = self.limit
         if changed:
-            named = self.named()
-            text = named.with_amount(named.amount_in(changed))
+            limit = self.named_limit()
+            text = limit.with_amount(limit.amount_in(changed))
         if self.zone:
             return Quota(text, zone=self.zone, starts=self.starts)
         return parse_one(text)
@@ -166,11 +166,11 @@ def rules_of(limits: Iterable[NamedLimit], **shared: Any) -> list[PublishedRule]
         limits: The limits.
         shared: Further fields, which all of them have.
     """
-    found = []
-    for one in limits:
-        about: dict[str, Any] = {"shadow": one.shadow, "by_function": not one.changeable, **shared}
-        found.append(PublishedRule(name=one.name, rule=one.rule, **fields_of(one.configured), **about))
-    return found
+    rules = []
+    for limit in limits:
+        about: dict[str, Any] = {"shadow": limit.shadow, "by_function": not limit.changeable, **shared}
+        rules.append(PublishedRule(name=limit.name, rule=limit.rule, **fields_of(limit.configured), **about))
+    return rules
 
 
 def fields_of(limit: AnyLimit) -> dict[str, Any]:
@@ -183,15 +183,15 @@ def fields_of(limit: AnyLimit) -> dict[str, Any]:
 
 def _line_of(rule: PublishedRule) -> bytes:
     """Return the line of a rule; a field with its default value is left out."""
-    said = {name: value for name, value in rule._asdict().items() if value != _DEFAULTS[name]}
-    return b"\n" + json.dumps(said, ensure_ascii=False).encode()
+    fields = {name: value for name, value in rule._asdict().items() if value != _DEFAULTS[name]}
+    return b"\n" + json.dumps(fields, ensure_ascii=False).encode()
 
 
 def _rule_in(line: bytes) -> PublishedRule | None:
     """Return the rule of a line; None if a later version has written it in a way that this one cannot read."""
     try:
-        said = json.loads(line)
-        known = {name: said[name] for name in _DEFAULTS if name in said}
+        fields = json.loads(line)
+        known = {name: fields[name] for name in _DEFAULTS if name in fields}
         for name, value in known.items():
             if type(value) is not type(_DEFAULTS[name]):
                 return None
@@ -208,7 +208,7 @@ class Workers:
 
     Args:
         rows: The rows of the store.
-        own: Returns what this worker publishes; None if nothing uses its limiter, so that it is none.
+        rules: Returns what this worker publishes; None if nothing uses its limiter, so that it is no worker.
         fingerprint: That of the limiter's secret.
         unix_us: Returns Unix time in microseconds.
         emit: Emits an event.
@@ -220,14 +220,14 @@ class Workers:
     def __init__(
         self,
         rows: Rows,
-        own: Callable[[], Iterable[PublishedRule] | None],
+        rules: Callable[[], Iterable[PublishedRule] | None],
         fingerprint: str,
         unix_us: Clock,
         emit: Callable[[Event], None],
     ) -> None:
         self.due_s = 0.0
         self._rows = rows
-        self._own = own
+        self._rules = rules
         self._fingerprint = fingerprint
         self._unix_us = unix_us
         self._emit = emit
@@ -248,7 +248,7 @@ class Workers:
         return monotonic() >= self.due_s
 
     async def write(self, deadline_s: float) -> None:
-        """Write what this worker has to say, and report if other workers have another secret.
+        """Publish the rules of this worker, and report if other workers have another secret.
 
         Args:
             deadline_s: The deadline of each step.
@@ -256,7 +256,7 @@ class Workers:
         Raises:
             StoreError: The store does not answer.
         """
-        # If it fails, it is tried again as late as after a success: a sick store is not asked more often.
+        # If it fails, the next attempt is as late as after a success: a failing store is not asked more often.
         self.due_s = monotonic() + WRITE_EVERY_S
         self._written_by = self._rows.worker
         text = await self._text(await self._own_rules())
@@ -284,12 +284,12 @@ class Workers:
     async def _own_rules(self) -> Sequence[PublishedRule]:
         """Return the rules of this process, in an order that equal workers have in common."""
         rules: set[PublishedRule] = set()
-        async for rule in yielding_to_others(self._own() or (), AT_ONCE):
+        async for rule in yielding_to_others(self._rules() or (), AT_ONCE):
             rules.add(rule)
         return tuple(sorted(rules))
 
     async def _compare_secrets(self, deadline_s: float) -> None:
-        """Report if other workers have another secret: they know clients by other digests."""
+        """Report if other workers have another secret, so that their digests of clients differ."""
         living = await self._living(deadline_s)
         differing = 0
         for digest, count in living.items():
@@ -319,28 +319,28 @@ class Workers:
             StoreError: The store does not answer.
         """
         living = await self._living(COMMAND_DEADLINE_S)
-        found: list[Publication] = []
-        if self._own() is not None:
+        publications: list[Publication] = []
+        if self._rules() is not None:
             rules = await self._own_rules()
             equals = living.pop(_digest_of(await self._text(rules)), 0)
-            found.append(Publication(1 + equals, rules))
+            publications.append(Publication(1 + equals, rules))
         for digest, count in sorted(living.items()):
             text = await self._text_of(digest, COMMAND_DEADLINE_S)
             if text is None:
-                found.append(Publication(count, (), is_readable=False))
+                publications.append(Publication(count, (), is_readable=False))
             else:
                 fingerprint, published = text
-                found.append(Publication(count, published, same_secret=fingerprint == self._fingerprint))
+                publications.append(Publication(count, published, same_secret=fingerprint == self._fingerprint))
             await let_others_run()
-        return found
+        return publications
 
     async def _living(self, deadline_s: float) -> Counter[int]:
         """Return the digests of what other workers have published, and how many workers each has."""
-        found: Counter[int] = Counter()
+        workers: Counter[int] = Counter()
         for row in await self._rows.read(WORKERS, 0, 0, deadline_s):
             if row.worker != self._rows.worker and len(row.value) >= _LIFE.size:
-                found[_LIFE.unpack_from(row.value)[0]] += 1
-        return found
+                workers[_LIFE.unpack_from(row.value)[0]] += 1
+        return workers
 
     async def _text_of(self, digest: int, deadline_s: float) -> tuple[str, Sequence[PublishedRule]] | None:
         """Return the fingerprint and the rules of a text; None if it is gone, and will be written again, or unreadable.

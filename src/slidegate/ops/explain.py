@@ -109,7 +109,7 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     overrides = {override.name: override for override in answers.overrides}
     for rule in rules:
         change = overrides.get(rule.name)
-        if change is not None and rule.named().takes(change.limit):
+        if change is not None and rule.named_limit().takes(change.limit):
             reader.changed[rule] = change.limit
     reader.operators = [*filter(is_operator, keys_refusing(limiter, key))]
     banned = {*keys, EVERYONE}

@@ -58,7 +58,6 @@ class Fact:
         does: What it does with them now.
         note: On what that depends.
         window: The window of a limit.
-        ban: The ban.
     """
 
     by: str
@@ -89,12 +88,10 @@ class FactsOfRules:
     """Makes the rows of a key from published rules: first it says which windows are needed, then it is given them.
 
     Attributes:
-        subject: The key.
         bans: The bans that may refuse it, and those of all operators.
         operators: The operators of its address, as ``asn:64496``; empty if this process does not know them.
         amounts: The limits that statistics have seen in decisions, by key and rule.
         changed: The limits that operators have changed.
-        windows: The windows.
     """
 
     subject: Subject
@@ -126,7 +123,7 @@ class FactsOfRules:
             return []
         if not rule.by_function:
             try:
-                return [(key, rule.bucket, rule.counted(self.changed.get(rule, "")))]
+                return [(key, rule.bucket, rule.counted_limit(self.changed.get(rule, "")))]
             except ConfigurationError:
                 return []
         seen = self.amounts.get((key, rule.rule), "")

@@ -178,7 +178,7 @@ class Statistics(Observer):
         self._ahead_s = now_us / 1_000_000 - monotonic()
         with self._counting:
             self._slices.add(self._tally.series, self._tally.clients, self._tally.keys, now_us)
-            self._tally.begin_anew()
+            self._tally.restart()
         await self._slices.write()
         await self._keep_events()
         await self._keep_worker(now_us, ALIVE_S)
@@ -276,10 +276,10 @@ _running: Final = set[asyncio.Task[None]]()
 _attached: Final = WeakValueDictionary[int, Statistics]()
 
 
-def _begin_anew() -> None:
+def _restart() -> None:
     for statistics in list(_attached.values()):
         statistics.forget()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_restart)

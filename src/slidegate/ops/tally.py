@@ -48,9 +48,9 @@ class Tally:
         self._everyone = everyone
         self._names = set[SeriesName]()
         self.is_full = False
-        self.begin_anew()
+        self.restart()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Forget what is counted, but not which combinations there are."""
         self.series = Series()
         self.clients = Clients()

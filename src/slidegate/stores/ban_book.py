@@ -224,7 +224,6 @@ class BookBans(BanStore):
         return self.change(lambda book, now_us: book.unban(key, by, now_us))
 
     def load(self, bans: Iterable[Ban]) -> int | Awaitable[int]:
-        """See `BanStore`."""
         self._store.expect_open()
         return run_unless_on_loop(self._load(bans))
 

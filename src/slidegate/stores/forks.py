@@ -5,7 +5,7 @@ what that thread was changing may be half changed. So in the child each object m
 threads, event loops and requests of the parent, and repairs the rest.
 
 Python tells what it forks itself. A server in C that has Python inside, such as uWSGI, may fork without telling it; so
-who uses files or threads of the process calls `begin_anew_if_forked` first.
+who uses files or threads of the process calls `restart_if_forked` first.
 """
 
 from __future__ import annotations
@@ -18,14 +18,10 @@ from weakref import WeakSet
 
 
 class InChild:
-    """Calls a function in every child, as long as this object exists; the function must not wait for other threads.
+    """Calls a function in every child, as long as this object exists; the function must not wait for other threads."""
 
-    Args:
-        begin_anew: The function.
-    """
-
-    def __init__(self, begin_anew: Callable[[], object]) -> None:
-        self.begin_anew = begin_anew
+    def __init__(self, restart: Callable[[], object]) -> None:
+        self.restart = restart
         _objects.add(self)
 
 
@@ -33,10 +29,10 @@ class ProcessLock:
     """A lock; a child has a new one, whoever held that of its parent."""
 
     def __init__(self) -> None:
-        self.begin_anew()
+        self.restart()
         _objects.add(self)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Make a new lock."""
         self._lock = Lock()
 
@@ -52,7 +48,7 @@ _noticing: Final = Lock()
 _process = os.getpid()
 
 
-def begin_anew_if_forked() -> None:
+def restart_if_forked() -> None:
     """Begin anew in a child that Python does not know of; its other threads wait until that is done."""
     if os.getpid() != _process:
         with _noticing:
@@ -63,7 +59,7 @@ def begin_anew_if_forked() -> None:
 def _in_child() -> None:
     global _process
     for each in list(_objects):
-        each.begin_anew()
+        each.restart()
     _process = os.getpid()
 
 

@@ -107,7 +107,6 @@ class HeldPermits:
 
     Attributes:
         is_open: Whether they are renewed.
-        lease_us: The argument.
         worker: The name of the worker in the store.
     """
 
@@ -115,10 +114,10 @@ class HeldPermits:
         self.lease_us = lease_us
         self._renew = renew
         self.is_open = True
-        self._begin_anew()
-        self._in_child = InChild(self._begin_anew)
+        self._restart()
+        self._in_child = InChild(self._restart)
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self.worker = os.urandom(WORKER_BYTES)
         self._rows: OrderedDict[Row, HeldRow] = OrderedDict()  # those first that were renewed longest ago
         self._returned: deque[tuple[HeldRow, int]] = deque()
@@ -128,7 +127,6 @@ class HeldPermits:
         """Count the permits that a decision has charged, as long as it exists and they are not taken back.
 
         Args:
-            decision: The decision.
             row_of: Returns the row of a bucket and a key.
         """
         for charge in decision.reservations:

@@ -41,7 +41,6 @@ def open_store(url: AnyAddress, *, read_only: bool = False, create: bool = True)
     """Create the store for an address.
 
     Args:
-        url: The address.
         read_only: Whether the store is only read; it must already exist then.
         create: Whether to create what does not exist.
 

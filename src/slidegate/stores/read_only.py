@@ -48,7 +48,6 @@ class ReadOnlyStore(Store):
             self.name_keys = store.name_keys
 
     def close(self) -> Awaitable[None] | None:
-        """See `Store`."""
         self.closed = True
         return self.store.close()
 

@@ -115,7 +115,6 @@ def read_options(
     """Return the options in the query of an address.
 
     Args:
-        query: The query.
         known: The types of the options by name: `int`, `bool` or `str`.
         where: What error messages begin with.
         others: Receives other options; by default they are errors.

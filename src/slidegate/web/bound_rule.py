@@ -15,7 +15,7 @@ from ..core.limit_texts import parse_limits
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..limiter import Limiter
-from ..limiter.named_limits import NamedLimit, named
+from ..limiter.named_limits import NamedLimit, named_limits
 from .keys import Key, KeyFunction, path_parameters
 from .paths import PathReader, RulePath
 from .rule_values import Limits
@@ -185,7 +185,7 @@ class BoundRule:
         """The limits by their names in header fields; operators can change them while this object exists."""
         limits: list[NamedLimit] = []
         if self.bucket is not None:
-            limits += named(self.bucket, changeable=self.rule.charging.limits_function is None)
+            limits += named_limits(self.bucket, changeable=self.rule.charging.limits_function is None)
         if self.permits is not None:
-            limits += named(self.permits)
+            limits += named_limits(self.permits)
         return limits

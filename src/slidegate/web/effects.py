@@ -18,7 +18,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.reservation import Reservation
 from ..limiter.aio import in_background
 from ..limiter.engine import Engine
-from ..limiter.observers import Ended, Outcome, tell
+from ..limiter.observers import Ended, Outcome, notify
 from .callbacks import UserCallbacks
 from .plan import Effect, Plan
 from .refusals import Refusals
@@ -184,14 +184,14 @@ class Report(Effect):
         is_alone = len(own) == 1 and visit.shared is None and not visit.observed
         if is_alone and error is None and own[0].allowed and own[0].checks:
             # Limits admit it in one decision: who wants no outcome of that gets what passed, which costs less.
-            tell(observers.passed, (visit.client.key, own[0].checks, route, duration_us))
+            notify(observers.passed, (visit.client.key, own[0].checks, route, duration_us))
             receivers = observers.outcomes
         elif visit.plan.is_exempt and not _is_counted(visit):
             receivers = observers.exempt
         else:
             receivers = observers.requests
         if receivers:
-            tell(receivers, self._outcome(visit, error, route, duration_us))
+            notify(receivers, self._outcome(visit, error, route, duration_us))
 
     def _outcome(self, visit: Visit, error: BaseException | None, route: str, duration_us: int) -> Outcome:
         has_failed = error is not None and is_failure(error)

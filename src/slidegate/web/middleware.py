@@ -199,10 +199,10 @@ class RateLimitMiddleware(FailsAtStartup):
             return ()
         return published_rules(self.policy)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
         self._decides = _NONE
-        self.policy.begin_anew()
+        self.policy.restart()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

@@ -122,10 +122,10 @@ class Policy:
         self.guard = guard
         self.findings = Findings()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Render and plan everything anew, because amounts have changed."""
         self.headers.forget()
-        self.rules.begin_anew()
+        self.rules.restart()
 
     @property
     def default_rule(self) -> Rule | None:

@@ -130,7 +130,7 @@ class RuleSet:
         if self.defaults is None and honeypots is None:
             self._is_one_plan = all(rule.matching.is_everything for rule in rules)
         self.always: Plan | None = None
-        self.begin_anew()
+        self.restart()
 
     def _bound_in_order(self, names: Names) -> list[BoundRule]:
         """Return the rules with their buckets, whose names in header fields differ."""
@@ -144,7 +144,7 @@ class RuleSet:
             rules.append(bound)
         return rules
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Make all plans anew, because amounts have changed."""
         self._plans.clear()
         self._by_request.clear()

@@ -34,7 +34,7 @@ from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, Sto
 from ...core.events import Event
 from ...core.logs import safe_text
 from ...core.store import COMMAND_DEADLINE_S
-from ..forks import InChild, ProcessLock, begin_anew_if_forked
+from ..forks import InChild, ProcessLock, restart_if_forked
 from .counts import CountsFile, Options, open_file, restarted
 from .gate import (
     COPYING,
@@ -124,7 +124,7 @@ class Environment:
             StoreUnavailable: The files have become unusable, or were replaced.
         """
         if os.getpid() != self._process:
-            begin_anew_if_forked()
+            restart_if_forked()
         if self._inside == threading.get_ident():
             return False  # a signal handler asks, and would leave the gate in the middle of a transaction
         try:
@@ -384,13 +384,13 @@ def _close_unused(environment: Environment, wait_s: float) -> bool:
             TURNS.lock.release()
 
 
-def _begin_anew() -> None:
+def _restart() -> None:
     """Close the files, as a child of fork."""
-    TURNS.begin_anew()
-    COPYING.begin_anew()
+    TURNS.restart()
+    COPYING.restart()
     for environment in _open.values():
         environment.kept.close_in_child()
         environment.close_files()
 
 
-_in_child: Final = InChild(_begin_anew)
+_in_child: Final = InChild(_restart)

@@ -239,9 +239,9 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self.begin_anew()
+        self.restart()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Make a new lock, in a child of fork, which has none of the threads that may hold the old one."""
         self.lock = threading.RLock()
         self._claimed_by = 0  # a thread

@@ -34,13 +34,12 @@ class MemoryBanRows:
     """The bans and levels of a memory store; see `BanRows`.
 
     A child that is forked in the middle of a change finds an end without its ban or level, and never one without its
-    end; `begin_anew` makes the bans of networks those in `bans`.
+    end; `restart` makes the bans of networks those in `bans`.
 
     Args:
         unix_us: Returns Unix time in microseconds.
 
     Attributes:
-        unix_us: The argument.
         bans: The fields of each ban, by its network or its key.
         changes: Grows with each new ban. Subjects without a ban have none until then.
         networks: The bans of networks.
@@ -56,7 +55,7 @@ class MemoryBanRows:
         # A heap of (end, policy, key). Every change adds an entry, and outdated entries are skipped.
         self._ends: list[tuple[int, str, str]] = []
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """In a forked child, find the bans of networks anew."""
         networks = [Ban(*row) for name, row in self.bans.items() if not isinstance(name, str)]
         self.networks = BannedNetworks(networks)
@@ -69,7 +68,6 @@ class MemoryBanRows:
         self._ends.clear()
 
     def bans_of(self, key: str) -> list[Ban]:
-        """See `BanRows`."""
         found: list[Ban] = []
         for name in (key, network_place(key)):
             row = self.bans.get(name)
@@ -78,7 +76,6 @@ class MemoryBanRows:
         return found
 
     def put_ban(self, ban: Ban) -> None:
-        """See `BanRows`."""
         if ban.network() is not None:
             self._add_network(ban)
         if ban.until_us is not None:
@@ -94,39 +91,32 @@ class MemoryBanRows:
             self.bans.pop(network_place(ended), None)
 
     def remove_ban(self, ban: Ban) -> None:
-        """See `BanRows`."""
         if ban.network() is not None:
             self.networks = self.networks.without(ban.key)
         self.bans.pop(_name_of(ban), None)
 
     def ban_count(self) -> int:
-        """See `BanRows`."""
         return len(self.bans)
 
     def level(self, policy: str, key: str) -> Level | None:
-        """See `BanRows`."""
         row = self._levels.get((policy, key))
         if row is None:
             return None
         return Level(*row)
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
-        """See `BanRows`."""
         self._policies.add(policy)
         self._ends_at(level.over_us, policy, key)
         self._levels[policy, key] = tuple(level)
 
     def remove_levels(self, key: str) -> list[Level]:
-        """See `BanRows`."""
         rows = [self._levels.pop((policy, key), None) for policy in self._policies]
         return [Level(*row) for row in rows if row is not None]
 
     def level_count(self) -> int:
-        """See `BanRows`."""
         return len(self._levels)
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
-        """See `BanRows`."""
         for _ in range(max_count):
             if not self._ends or self._ends[0][0] > now_us:
                 return False
@@ -178,9 +168,6 @@ class MemoryBans(BookBans):
     A custom store for one process may use those of a memory store, and call `decide` before it reads its windows.
 
     Args:
-        store: The store.
-        rows: The bans and levels.
-        strikes: The windows of strikes.
         max_bans: The most bans, and the most levels, to store.
         max_keys: The most windows of the store.
         tidy: Is called after a change.

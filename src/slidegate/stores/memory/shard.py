@@ -87,9 +87,6 @@ def release_if_held(lock: Any) -> None:
 class Room:
     """Counts the windows of a store over all shards, up to a maximum. Its lock is acquired last.
 
-    Args:
-        max_keys: The maximum.
-
     Attributes:
         keys: The number of windows, without shared cells.
         max_keys: Their maximum.
@@ -197,7 +194,6 @@ class Table(Generations):
     Args:
         identity: The rule and the window that the limits have in common.
         limit: One of the limits.
-        shard: The shard.
         room: Counts the windows of the store.
 
     Attributes:

@@ -118,9 +118,9 @@ class MemoryStore(Store):
         self._sweep_us = 0
         self._throttle = Throttle(LOG_EVERY_US)
         self._pending: list[Event] = []  # created under a lock, emitted after its release
-        self._in_child = InChild(self._begin_anew)
+        self._in_child = InChild(self._restart)
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         """In a forked child, make new locks, and free the permits of the parent's requests.
 
         Each window is found, counted and swept anew. One that another thread had in hand is forgotten, because it was
@@ -138,7 +138,7 @@ class MemoryStore(Store):
                 table.clear()
             keys += len(table.fresh) + len(table.stale)
         self._room.keys = keys
-        self.bans.rows.begin_anew()
+        self.bans.rows.restart()
         self._new = deque(self._tables.values())
         self._due = []
         self._sweep_us = 0

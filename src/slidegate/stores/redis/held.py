@@ -36,7 +36,7 @@ from ...core.decision import OK, Decision, Reason, refused_by_ban, refused_later
 from ...core.memo import MEMO_SIZE, remember
 from ...core.reservation import Reservation, reserved
 from ...core.ring import WindowState
-from ..forks import InChild, begin_anew_if_forked
+from ..forks import InChild, restart_if_forked
 from .protocol import StoreTime, real_monotonic_us
 from .question import Question
 
@@ -152,7 +152,7 @@ class HeldAnswers:
             self.change()
 
     def _spend(self, lease: Answer, question: Question) -> Decision | None:
-        begin_anew_if_forked()  # a child must not spend the units of its parent
+        restart_if_forked()  # a child must not spend the units of its parent
         if not lease.take():
             return None
         now_us = self._time.local_us()  # read after a unit was taken: a process may be stopped before any line

@@ -1,9 +1,9 @@
-"""Where coroutines of the limiter run for threads without an event loop.
+"""Runs coroutines of a limiter for threads without an event loop.
 
 The methods of a limiter are coroutines. With memory and LMDB they never suspend, so the calling thread runs them to
-completion. All other stores, and calls that queue, use an event loop in a thread of its own, the portal of the limiter:
-from the first such call until the limiter is closed, or gone. A forked child, which has no copy of the thread, starts
-its own.
+completion. All other stores, and calls that queue, use an event loop in a thread of its own, from
+the first such call until the limiter is closed or garbage-collected. A forked child, which has no copy of the thread,
+starts its own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from weakref import finalize
 
 from ..core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from ..core.store import COMMAND_DEADLINE_S
-from ..stores.forks import InChild, ProcessLock, begin_anew_if_forked
+from ..stores.forks import InChild, ProcessLock, restart_if_forked
 from ..stores.shared import on_loop
 from .aio import run_at_once
 
 T = TypeVar("T")
 
 JOIN_S: Final = 2.0
-"""How long the end of the portal's thread may take."""
+"""How long the end of the loop's thread may take."""
 STEPS: Final = 3
 """The most deadlines that one call may wait for in sequence: a query, a refund, and another query."""
 GRACE_S: Final = 5.0
@@ -33,24 +33,21 @@ GRACE_S: Final = 5.0
 _COMMAND_S: Final = STEPS * COMMAND_DEADLINE_S + GRACE_S
 
 
-class _Running:
+class _LoopThread:
     """An event loop and the thread that runs it.
 
     Args:
-        portal: The portal.
-        lock: Its lock, under which the loop is given work.
+        lock: Its lock, under which coroutines are submitted to the loop.
 
     Attributes:
-        end: What ends both: `Portal.end`, or the end of the portal or process.
-        is_over: Whether the loop takes no more work: it was ended, or what it ran has raised such as SystemExit.
-        loop: The loop.
-        thread: The thread.
+        end: Ends both; called by `SyncRunner.end`, and at the end of the runner or the process.
+        is_over: Whether the loop runs no more coroutines: it was ended, or a coroutine has raised SystemExit.
 
     Raises:
         RuntimeError: The thread cannot be started.
     """
 
-    def __init__(self, portal: Portal, lock: ProcessLock) -> None:
+    def __init__(self, runner: SyncRunner, lock: ProcessLock) -> None:
         self._lock = lock
         self.is_over = False
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -62,7 +59,7 @@ class _Running:
         except RuntimeError:
             self._runner.close()
             raise
-        self.end = finalize(portal, self._end)
+        self.end = finalize(runner, self._end)
 
     def _serve(self) -> None:
         with self._runner:  # its end cancels all tasks
@@ -71,7 +68,7 @@ class _Running:
             finally:
                 with self._lock:
                     self.is_over = True
-                # What was given to the loop before that becomes a task, so that it is cancelled and not lost.
+                # A coroutine that was submitted before that becomes a task, so that it is cancelled and not lost.
                 self.loop.call_soon(self.loop.stop)
                 self.loop.run_forever()
 
@@ -81,7 +78,7 @@ class _Running:
             self.thread.join(JOIN_S)
 
 
-class Portal:
+class SyncRunner:
     """Runs coroutines of a limiter for threads without an event loop.
 
     Args:
@@ -96,20 +93,20 @@ class Portal:
         self.closed = False
         self._answers_threads = answers_threads
         self._deadline_us = deadline_us
-        self._running: _Running | None = None
+        self._running: _LoopThread | None = None
         self._lock = ProcessLock()
-        self._in_child = InChild(self.begin_anew)
+        self._in_child = InChild(self.restart)
         # What the loop imports: not when it starts, because a child that is forked while another thread imports would
         # wait for the end of that for ever.
         import ctypes  # noqa: F401
 
         import anyio._backends._asyncio  # noqa: F401
 
-    def begin_anew(self) -> None:
-        """Begin without a thread, as in a child after `fork`: it exists only in the parent.
+    def restart(self) -> None:
+        """Drop the thread, in a child after `fork`: it exists only in the parent.
 
         The loop and its tasks are never collected, also not when the child ends: that would unregister shared file
-        descriptors for the parent, which would hear of no answer any more.
+        descriptors for the parent, which would then receive no more answers.
         """
         if self._running is not None:
             import ctypes
@@ -123,7 +120,6 @@ class Portal:
         """Run a query of a request, within the limiter's deadline.
 
         Args:
-            work: The coroutine.
             wait_us: How long it may also wait for room, in microseconds.
 
         Raises:
@@ -153,19 +149,18 @@ class Portal:
         """Run a coroutine on the loop, and return its result. An interrupt of the caller, as by Ctrl-C, cancels it.
 
         Args:
-            work: The coroutine.
             timeout_s: How long to wait. Stores have their own deadlines, so only a blocked loop takes longer.
 
         Raises:
             StoreTimeout: No result came in time.
             StoreUnavailable: The thread cannot be started, or has ended.
         """
-        begin_anew_if_forked()
+        restart_if_forked()
         try:
             with self._lock:
                 if self._running is None or self._running.is_over:
-                    self._running = _Running(self, self._lock)
-                # Within the lock, so that the end of the portal comes later, and cancels it.
+                    self._running = _LoopThread(self, self._lock)
+                # Within the lock, so that `end` comes later, and cancels it.
                 future = asyncio.run_coroutine_threadsafe(work, self._running.loop)
         except (RuntimeError, OSError) as error:
             work.close()
