@@ -34,7 +34,7 @@ from slidegate import (
     header,
 )
 from slidegate.ops.explain import Facts, facts_of
-from slidegate.ops.facts import EVERY, Does, Fact
+from slidegate.ops.facts import EVERY, Fact, Verdict
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
@@ -236,12 +236,14 @@ def check(found: Facts, request: Request, passed: bool) -> None:
     if found.off is not None:
         assert passed
         return
-    naming = [row for row in found.rows if row.does in (Does.REFUSES, Does.MAY_REFUSE) and names(row.requests, request)]
+    naming = [
+        row for row in found.rows if row.does in (Verdict.REFUSES, Verdict.MAY_REFUSE) and names(row.requests, request)
+    ]
     for row in naming:
-        if row.does is Does.REFUSES and "unless" not in row.note and "workers" not in row.note:
+        if row.does is Verdict.REFUSES and "unless" not in row.note and "workers" not in row.note:
             assert not passed, f"{row} refuses, but it passed"
     if not passed:
-        unread = found.left_out or any(row.does is Does.NOT_READ for row in found.rows)
+        unread = found.left_out or any(row.does is Verdict.NOT_READ for row in found.rows)
         assert naming or unread, "it was refused, and nothing says so"
 
 
@@ -297,9 +299,9 @@ async def of_one(rule: Rule, requests: int) -> tuple[Any, list[Fact]]:
 
 async def test_who_waits_long_enough_is_not_said_to_be_refused() -> None:
     _, (row,) = await of_one(Rule("*", "2/second", wait="2s", name="short"), 2)
-    assert (row.does, row.note) == (Does.MAY_REFUSE, "requests may wait, up to 2 s")
+    assert (row.does, row.note) == (Verdict.MAY_REFUSE, "requests may wait, up to 2 s")
     app, (row,) = await of_one(Rule("*", "2/hour", wait="2s", name="long"), 2)
-    assert row.does is Does.REFUSES
+    assert row.does is Verdict.REFUSES
     assert (await call(app, client=(CLIENT, 1234))).status == 429
 
 
@@ -326,7 +328,7 @@ async def test_who_holds_all_permits_is_refused_until_a_request_ends() -> None:
     goes_on.set()
     assert (await held).status == 200
     found = await facts_of(Limiter(store), CLIENT)
-    assert (found.refused_by, [row.does for row in found.rows]) == (None, [Does.HAS_ROOM, Does.HAS_ROOM])
+    assert (found.refused_by, [row.does for row in found.rows]) == (None, [Verdict.HAS_ROOM, Verdict.HAS_ROOM])
 
 
 async def test_rules_that_cannot_be_read_are_named() -> None:
@@ -353,12 +355,12 @@ async def test_a_customer_at_its_plan_is_answered_with_the_limits_of_the_plan() 
     await app.limiter.engine.workers.write(1.0)
     tool, bob = Limiter(store), header("X-API-Key").of("bob")
     (row,) = (await facts_of(tool, bob)).rows
-    assert (row.what, row.does) == ("by a function", Does.NOT_READ)
+    assert (row.what, row.does) == ("by a function", Verdict.NOT_READ)
     await statistics.publish()
     found = await facts_of(tool, bob)
     assert [(row.what, row.window and row.window.used, row.does) for row in found.rows] == [
-        ("9/1m", 9, Does.REFUSES),
-        ("40/month from 3 in Asia/Tokyo", 9, Does.HAS_ROOM),
+        ("9/1m", 9, Verdict.REFUSES),
+        ("40/month from 3 in Asia/Tokyo", 9, Verdict.HAS_ROOM),
     ]
     assert found.refusals is not None
     assert [(one.details["rule"], one.details["limit"]) for one in found.refusals] == [("plan", "9/1m")] * 3
@@ -414,7 +416,7 @@ async def test_a_quota_in_a_zone_that_is_not_known_here_is_not_read() -> None:
     for name, (value, *more) in [*rows.items()]:
         rows[name] = (value.replace(b"Europe/Berlin", b"Europe/Bern"), *more)
     found = await facts_of(Limiter(app.limiter.store), CLIENT)
-    assert [(row.what, row.does) for row in found.rows] == [("5/day", Does.NOT_READ)]
+    assert [(row.what, row.does) for row in found.rows] == [("5/day", Verdict.NOT_READ)]
     assert "quotas in time zones that are not known here (quota)" in found.left_out
 
 
@@ -441,8 +443,8 @@ async def test_units_that_workers_have_leased_may_let_requests_pass_where_the_wi
     tool = Limiter.from_url(url, deadline="20s")
     found = await facts_of(tool, CLIENT)
     rows = {row.by: (row.does, row.note) for row in found.rows if row.by in ("leased", "exact")}
-    assert rows["leased"] == (Does.MAY_REFUSE, "workers may have leased units for a second")
-    assert rows["exact"] == (Does.HAS_ROOM, "")
+    assert rows["leased"] == (Verdict.MAY_REFUSE, "workers may have leased units for a second")
+    assert rows["exact"] == (Verdict.HAS_ROOM, "")
     await limiter.close()
     await tool.close()
 

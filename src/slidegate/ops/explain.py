@@ -1,4 +1,4 @@
-"""Reads what there is to know of a key: what workers have published, the store, and statistics if there are any."""
+"""Collects the facts about a key: from published rules, the store, and statistics if there are any."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 from .. import Limiter
 from ..core import Ban
 from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_refusing
-from .facts import EVERY, Does, Fact, FactsOfRules, joined
+from .facts import EVERY, Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
-from .recent_events import WHO, LoggedEvent
+from .recent_events import SUBJECTS, LoggedEvent
 from .slices import CLIENTS, KEYS
 from .stats_rows import WORKERS, read_events, read_ranking
 from .traffic import Ranking
@@ -25,7 +25,7 @@ NOT_LISTED: Final = "limits at endpoints that nobody has asked since the start a
 
 @dataclass(frozen=True)
 class Facts:
-    """What there is to know of a key.
+    """The facts about a key.
 
     Attributes:
         key: The key in its canonical form.
@@ -50,12 +50,12 @@ class Facts:
         """The row that refuses the key now: one for every request, if there is one; None if nothing here refuses it."""
         if self.off is not None:
             return None
-        refusing = [row for row in self.rows if row.does is Does.REFUSES]
+        refusing = [row for row in self.rows if row.does is Verdict.REFUSES]
         return min(refusing, key=lambda row: row.requests != EVERY, default=None)
 
 
 class Answers(NamedTuple):
-    """What the store says of all keys.
+    """The store's answers for all keys.
 
     Attributes:
         published: What workers have published.
@@ -73,7 +73,7 @@ class Answers(NamedTuple):
 
 
 async def facts_of(limiter: Limiter, key: Any) -> Facts:
-    """Return what there is to know of a key.
+    """Return the facts about a key.
 
     Raises:
         StoreError: The store does not answer.
@@ -89,7 +89,7 @@ async def facts_of(limiter: Limiter, key: Any) -> Facts:
 
 
 async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
-    """Return what there is to know of a key, given what the store says of all; it is asked for the windows alone.
+    """Return the facts about a key, given the store's answers for all keys; only windows are read from the store.
 
     Raises:
         StoreError: The store does not answer.
@@ -149,7 +149,7 @@ def _amounts_in(rankings: Iterable[Ranking], keys: Collection[str]) -> dict[tupl
 def _refusals_in(events: Iterable[LoggedEvent], keys: Collection[str]) -> list[LoggedEvent]:
     refusals: list[LoggedEvent] = []
     for event in events:
-        if event.kind == "refused" and any(event.details.get(who) in keys for who in WHO):
+        if event.kind == "refused" and any(event.details.get(field) in keys for field in SUBJECTS):
             refusals.append(event)
     return refusals[:MOST_REFUSALS]
 
@@ -157,8 +157,8 @@ def _refusals_in(events: Iterable[LoggedEvent], keys: Collection[str]) -> list[L
 async def _read_windows(limiter: Limiter, reader: FactsOfRules, rules: Sequence[PublishedRule]) -> int:
     """Read all windows in one question to the store; return its Unix time."""
     places = dict.fromkeys(place for rule in rules for place in reader.places_of(rule))
-    wanted: list[tuple[str, dict[str, Any]]] = [(reader.subject.key, {})]  # asks for the time, if there is no window
-    wanted += [(key, {bucket: limit}) for key, bucket, limit in places]
-    time, *views = await inspect_keys(limiter, wanted)
+    keys: list[tuple[str, dict[str, Any]]] = [(reader.subject.key, {})]  # asks for the time, if there is no window
+    keys += [(key, {bucket: limit}) for key, bucket, limit in places]
+    time, *views = await inspect_keys(limiter, keys)
     reader.windows = {place: view.windows[0] for place, view in zip(places, views, strict=True)}
     return time.unix_us

@@ -1,4 +1,4 @@
-"""What there is to know of a key: its last refusals, and a row for each published limit, list and ban that it can meet.
+"""The facts about a key: its last refusals, and a row for each published limit, list and ban that it can meet.
 
 A row says what one rule does with the requests that it names, as the store has it now::
 
@@ -26,12 +26,12 @@ from .kinds import FUNCTION, Subject, is_operator, ranges_in
 from .rows import listed
 
 EVERY: Final = "every request"
-Place: TypeAlias = tuple[str, str, AnyLimit]
+WindowPlace: TypeAlias = tuple[str, str, AnyLimit]
 """The key, the bucket and the limit of a window."""
 
 
-class Does(StrEnum):
-    """What a row does with its requests; see the module."""
+class Verdict(StrEnum):
+    """What a row means for its requests; see the module."""
 
     REFUSES = "refuses"
     HAS_ROOM = "has room"
@@ -42,16 +42,16 @@ class Does(StrEnum):
     NOT_READ = "not read"
 
 
-_WITHOUT_LIMIT: Final = {"block": Does.REFUSES, "exempt": Does.PASSES}
-"""What rules do that have no limit."""
+_WITHOUT_LIMIT: Final = {"block": Verdict.REFUSES, "exempt": Verdict.PASSES}
+"""The verdicts of rules without a limit."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """What one rule, list or ban is to a key.
+    """What one rule, list or ban means for a key.
 
     Attributes:
-        by: The rule, the list, or who has made the ban.
+        by: The rule, the list, or the author of the ban.
         what: What it is: the limit in force, ``5/1h``; else ``ban``, ``block``, ``exempt`` or the kind of the list.
         requests: Which requests of the key it concerns.
         key: The key that it counts or bans.
@@ -64,13 +64,13 @@ class Fact:
     what: str
     requests: str
     key: str
-    does: Does
+    does: Verdict
     note: str = ""
     window: LimitState | None = None
     ban: Ban | None = None
 
     def until_us(self, now_us: int) -> int | None:
-        """Return until when it refuses, in Unix time; None if nothing says that."""
+        """Return until when it refuses, in Unix time; None if that is unknown."""
         if self.ban is not None:
             return self.ban.until_us
         if self.window is None or self.window.retry_after_us is None:
@@ -85,7 +85,7 @@ def joined(*texts: str) -> str:
 
 @dataclass
 class FactsOfRules:
-    """Makes the rows of a key from published rules: first it says which windows are needed, then it is given them.
+    """Makes the rows of a key from published rules, after the caller has set the windows that `places_of` names.
 
     Attributes:
         bans: The bans that may refuse it, and those of all operators.
@@ -99,24 +99,24 @@ class FactsOfRules:
     operators: Collection[str] = ()
     amounts: dict[tuple[str, str], str] = field(default_factory=dict)
     changed: dict[PublishedRule, str] = field(default_factory=dict)
-    windows: Mapping[Place, LimitState] = field(default_factory=dict)
+    windows: Mapping[WindowPlace, LimitState] = field(default_factory=dict)
     _left_out: dict[str, dict[str, None]] = field(default_factory=dict)
 
-    def leave_out(self, what: str, whose: str = "") -> None:
+    def leave_out(self, text: str, whose: str = "") -> None:
         """Note what could not be read, and of which rule."""
-        self._left_out.setdefault(what, {})[whose] = None
+        self._left_out.setdefault(text, {})[whose] = None
 
     def left_out(self) -> list[str]:
         """Return what could not be read, in words."""
         texts: list[str] = []
-        for what, whose in self._left_out.items():
+        for text, whose in self._left_out.items():
             names = [name for name in whose if name]
             if names:
-                what += f" ({listed(names)})"
-            texts.append(what)
+                text += f" ({listed(names)})"
+            texts.append(text)
         return texts
 
-    def places_of(self, rule: PublishedRule) -> list[Place]:
+    def places_of(self, rule: PublishedRule) -> list[WindowPlace]:
         """Return the windows in which a rule counts the key; none if by another one, or if they are not known."""
         key, _ = self.subject.counted_by(rule)
         if rule.action != "limit" or not rule.bucket or not key:
@@ -126,8 +126,8 @@ class FactsOfRules:
                 return [(key, rule.bucket, rule.counted_limit(self.changed.get(rule, "")))]
             except ConfigurationError:
                 return []
-        seen = self.amounts.get((key, rule.rule), "")
-        return [(key, rule.bucket, _limit_in(text)) for text in seen.split("; ") if text]
+        limit_texts = self.amounts.get((key, rule.rule), "")
+        return [(key, rule.bucket, _limit_in(text)) for text in limit_texts.split("; ") if text]
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -142,9 +142,9 @@ class FactsOfRules:
 
     def _of_middleware(self, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
         # Step 1: the allowlist, the blocklist, bans.
-        allowed = [*self._of_list("allowlist", Does.PASSES, rules, where)]
+        allowed = [*self._of_list("allowlist", Verdict.PASSES, rules, where)]
         yield from allowed
-        for row in [*self._of_list("blocklist", Does.REFUSES, rules, where), *self._of_bans(rules, where)]:
+        for row in [*self._of_list("blocklist", Verdict.REFUSES, rules, where), *self._of_bans(rules, where)]:
             yield _below(allowed, row)
         # Step 2: the rules, until one ends the list.
         passing = [*allowed]
@@ -156,9 +156,9 @@ class FactsOfRules:
             for row in self._of_rule(rule, requests):
                 yield _below(above, row)
             if rule.action == "exempt" or rule.final:
-                passing.append(Fact(rule.rule, rule.action, requests, "", Does.PASSES, _condition_of(rule)))
+                passing.append(Fact(rule.rule, rule.action, requests, "", Verdict.PASSES, _condition_of(rule)))
 
-    def _of_list(self, kind: str, does: Does, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
+    def _of_list(self, kind: str, does: Verdict, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
         """Yield the row of a list that contains the key, or may contain it or a part of it."""
         parts = [rule for rule in rules if rule.action == kind]
         if not parts:
@@ -174,8 +174,8 @@ class FactsOfRules:
             note = "for a part of it"
         elif share == "none":
             return
-        if note and does is Does.REFUSES:
-            does = Does.MAY_REFUSE
+        if note and does is Verdict.REFUSES:
+            does = Verdict.MAY_REFUSE
         yield Fact(parts[0].rule, kind, EVERY + where, self.subject.key, does, note)
 
     def _of_bans(self, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
@@ -186,7 +186,7 @@ class FactsOfRules:
             read_always.add(self.subject.key)
         read_always.update(self.operators)
         for ban in self.bans:
-            row = Fact(ban.by, "ban", EVERY + where, ban.key, Does.REFUSES, ban.reason, ban=ban)
+            row = Fact(ban.by, "ban", EVERY + where, ban.key, Verdict.REFUSES, ban.reason, ban=ban)
             share = self.subject.share_banned(ban)
             if ban.key in read_always or share == "whole":
                 yield row
@@ -217,8 +217,8 @@ class FactsOfRules:
         """Yield the rows of a rule: one for each of its limits."""
         if rule.action in _WITHOUT_LIMIT:
             does, condition = _WITHOUT_LIMIT[rule.action], _condition_of(rule)
-            if condition and does is Does.REFUSES:
-                does = Does.MAY_REFUSE
+            if condition and does is Verdict.REFUSES:
+                does = Verdict.MAY_REFUSE
             yield Fact(rule.rule, rule.action, requests, "", does, condition)
         if rule.action != "limit" or not rule.bucket:
             return
@@ -229,7 +229,7 @@ class FactsOfRules:
             return
         places = self.places_of(rule)
         if not places:
-            yield Fact(rule.rule, self._leave_out_limit(rule), requests + among, key, Does.NOT_READ)
+            yield Fact(rule.rule, self._leave_out_limit(rule), requests + among, key, Verdict.NOT_READ)
         for place in places:
             window = self.windows[place]
             does, note = _does(rule, window)
@@ -258,11 +258,11 @@ class FactsOfRules:
 
 def _limit_in(text: str) -> AnyLimit:
     """Return a limit that statistics have seen: ``5/1m``, or ``month: 9/month from 1 in UTC``."""
-    named, _, calendar = text.partition(" from ")
+    limit, _, calendar = text.partition(" from ")
     if not calendar:
         return parse_limits(text)[0]
     starts, _, zone = calendar.rpartition(" in ")
-    return Quota(named.rpartition(": ")[2], zone=zone, starts=starts)
+    return Quota(limit.rpartition(": ")[2], zone=zone, starts=starts)
 
 
 def _condition_of(rule: PublishedRule) -> str:
@@ -273,26 +273,26 @@ def _condition_of(rule: PublishedRule) -> str:
 
 def _perhaps(row: Fact, note: str) -> Fact:
     """Return the row of a ban that may refuse, and on what that depends."""
-    return replace(row, does=Does.MAY_REFUSE, note=joined(row.note, note))
+    return replace(row, does=Verdict.MAY_REFUSE, note=joined(row.note, note))
 
 
-def _does(rule: PublishedRule, window: LimitState) -> tuple[Does, str]:
+def _does(rule: PublishedRule, window: LimitState) -> tuple[Verdict, str]:
     """Return what a limit does with one more request, and on what that depends."""
     has_room = window.remaining >= max(rule.cost, 1)
     if has_room and not (rule.cost_by_function and window.used):
-        return Does.HAS_ROOM, ""
+        return Verdict.HAS_ROOM, ""
     if rule.shadow:
-        return Does.WOULD_REFUSE, ""
+        return Verdict.WOULD_REFUSE, ""
     if rule.cost_by_function:
-        return Does.MAY_REFUSE, "a function says what a request costs"
+        return Verdict.MAY_REFUSE, "a function says what a request costs"
     if rule.conditional:
-        return Does.MAY_REFUSE, _condition_of(rule)
+        return Verdict.MAY_REFUSE, _condition_of(rule)
     wait_us = window.retry_after_us
     if rule.wait_us and (wait_us is None or wait_us <= rule.wait_us):
-        return Does.MAY_REFUSE, f"requests may wait, up to {rule.wait_us / 1_000_000:g} s"
+        return Verdict.MAY_REFUSE, f"requests may wait, up to {rule.wait_us / 1_000_000:g} s"
     if rule.leased:
-        return Does.MAY_REFUSE, "workers may have leased units for a second"
-    return Does.REFUSES, ""
+        return Verdict.MAY_REFUSE, "workers may have leased units for a second"
+    return Verdict.REFUSES, ""
 
 
 def _below(above: Sequence[Fact], row: Fact) -> Fact:
@@ -303,16 +303,16 @@ def _below(above: Sequence[Fact], row: Fact) -> Fact:
             continue
         is_certain = not higher.note  # its note says on what it depends
         if is_certain and (higher.requests.startswith(EVERY) or higher.requests == row.requests):
-            return replace(row, does=Does.NOT_REACHED, note=f"{higher.by} passes above")
+            return replace(row, does=Verdict.NOT_REACHED, note=f"{higher.by} passes above")
         unless.append(higher.by)
-    if not unless or row.does is not Does.REFUSES:
+    if not unless or row.does is not Verdict.REFUSES:
         return row
     return replace(row, note=joined(row.note, f"unless {' or '.join(unless)} lets it pass"))
 
 
-def _may_meet(requests: str, others: str) -> bool:
+def _may_meet(requests: str, other: str) -> bool:
     """Return whether a request may be among both of two kinds, as published rules name them."""
-    paths, other_paths = ({word for word in text.split() if word.startswith("/")} for text in (requests, others))
-    if not paths or not other_paths or "{" in requests + others:
+    paths, other_paths = ({word for word in text.split() if word.startswith("/")} for text in (requests, other))
+    if not paths or not other_paths or "{" in requests + other:
         return True
     return not paths.isdisjoint(other_paths)

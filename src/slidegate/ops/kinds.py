@@ -42,7 +42,7 @@ def is_operator(key: str) -> bool:
     return key.startswith("asn:")
 
 
-def shown(kind: str) -> str:
+def digest_prefix(kind: str) -> str:
     """Return how a kind stands in front of a digest."""
     return kind[:_SHOWN]
 
@@ -57,7 +57,7 @@ def beginnings_of(kind: str) -> tuple[str, ...]:
     # Of a long name there is a digest, as of all long texts.
     if name in _IN_TEXT:
         return f"{name}:", "long#"
-    digests = f"{shown(kind)}#"
+    digests = f"{digest_prefix(kind)}#"
     # Combined keys have `+` between their kinds, but so may the name of a header.
     if "+" in kind:
         return "combined#", digests
@@ -150,7 +150,7 @@ def _truncated(key: str, rule: PublishedRule) -> str:
 
 def ranges_in(text: str) -> Iterator[AddressRange]:
     """Yield the ranges of a list as they are published: ``4:cb007100-cb0071ff``."""
-    for written in text.split():
-        version, _, span = written.partition(":")
+    for range_text in text.split():
+        version, _, span = range_text.partition(":")
         first, _, last = span.partition("-")
         yield int(version), int(first, 16), int(last, 16)

@@ -43,7 +43,7 @@ class Metric:
         labels: Its labels besides ``store``.
         help: The description that exporters show.
         read: Returns the value of a gauge; None if that is unknown.
-        together: How the values of a gauge in several processes are aggregated.
+        aggregation: How the values of a gauge in several processes are aggregated.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Metric:
     labels: tuple[str, ...]
     help: str
     read: Callable[[Limiter], float | None] = lambda _: None
-    together: Literal["livesum", "mostrecent", "livemin"] = "livesum"
+    aggregation: Literal["livesum", "mostrecent", "livemin"] = "livesum"
 
 
 _BY_RULE: Final = (
@@ -93,11 +93,7 @@ def rules_of(buckets: Iterable[Bucket]) -> tuple[str, ...]:
 
 
 class LimiterMetrics(Observer):
-    """Counts the requests of one limiter by outcome; a subscription begins with `_begin`.
-
-    Args:
-        limiter: The limiter.
-    """
+    """Counts the requests of one limiter by outcome; a subscription begins with `_begin`."""
 
     refused_events, takes_passed = False, True
 
@@ -126,7 +122,7 @@ class LimiterMetrics(Observer):
         self._subscription.remove()
 
     def event(self, event: Event, /) -> None:
-        """Count a ban, and the failures of the store that no request has met."""
+        """Count a ban, and the failures of the store that happened outside of requests."""
         if event.kind == "banned":
             self._adder(BANS)(1)
         self._count(())
@@ -139,8 +135,8 @@ class LimiterMetrics(Observer):
         """Count requests, ordinary ones of the same buckets and route together."""
         if self._limiter.failures != self._failures:
             with self._counting:
-                before, self._failures = self._failures, self._limiter.failures
-                self._adder(FAILURES)(self._failures - before)
+                counted, self._failures = self._failures, self._limiter.failures
+                self._adder(FAILURES)(self._failures - counted)
         times_us = defaultdict[tuple[Any, ...], list[int]](list)
         for request in requests:
             if isinstance(request, Outcome):
@@ -170,11 +166,11 @@ class LimiterMetrics(Observer):
         if outcome.ended != "refused":
             return
         self._adder(REFUSALS, outcome.reason)(1)
-        how = "refused"
+        result = "refused"
         if outcome.reason in _OWN_OUTCOMES:
-            how = outcome.reason
+            result = outcome.reason
         for rule in outcome.rules:
-            self._adder(RULE_REQUESTS, _bounded(self._rules, rule), how)(1)
+            self._adder(RULE_REQUESTS, _bounded(self._rules, rule), result)(1)
 
     def _adder(self, metric: Metric, *labels: str) -> Add:
         """Return what adds to a counter, or records a time in seconds in the histogram, under these labels."""

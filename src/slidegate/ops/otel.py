@@ -15,7 +15,6 @@ class OtelMetrics(LimiterMetrics):
     """The metrics of one limiter for OpenTelemetry.
 
     Args:
-        limiter: The limiter.
         meter_provider: Creates the instruments; the global provider by default.
         durations: Whether to record the durations of requests; False if the server's instrumentation records them.
     """
@@ -29,10 +28,10 @@ class OtelMetrics(LimiterMetrics):
         if meter_provider is None:
             meter_provider = get_meter_provider()
         meter = meter_provider.get_meter(PREFIX)
-        self._made: dict[Metric, Counter | Histogram] = {
+        self._instruments: dict[Metric, Counter | Histogram] = {
             metric: meter.create_counter(metric.name, metric.unit, metric.help) for metric in COUNTERS
         }
-        self._made[DURATION] = meter.create_histogram(
+        self._instruments[DURATION] = meter.create_histogram(
             DURATION.name, DURATION.unit, DURATION.help, explicit_bucket_boundaries_advisory=BOUNDS_S
         )
         for gauge in GAUGES:
@@ -47,12 +46,12 @@ class OtelMetrics(LimiterMetrics):
     def _make_adder(self, metric: Metric, *labels: str) -> Add:
         names = [f"{PREFIX}.{label}" for label in (*metric.labels, STORE)]
         attributes = dict(zip(names, (*labels, self._store), strict=True))
-        made = self._made[metric]
-        if isinstance(made, Counter):
-            return partial(made.add, attributes=attributes)
+        instrument = self._instruments[metric]
+        if isinstance(instrument, Counter):
+            return partial(instrument.add, attributes=attributes)
         if not self._has_durations:
             return lambda _: None
-        return partial(made.record, attributes=attributes)
+        return partial(instrument.record, attributes=attributes)
 
     def _observe(self, gauge: Metric, _: CallbackOptions) -> list[Observation]:
         value = self._read(gauge)

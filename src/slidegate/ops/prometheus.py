@@ -30,7 +30,7 @@ PART: Final = 128
 """How many outcomes are counted in one step, which takes less than a millisecond: one alone would take longer."""
 
 
-class _Served:
+class _MetricsApp:
     """Serves a registry. An object, because a route takes a function for an endpoint and not for an application."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -49,7 +49,6 @@ class PrometheusMetrics(LimiterMetrics):
             mode.
 
     Attributes:
-        registry: The registry.
         app: An ASGI application that serves the metrics, as a route or mounted: ``Route("/metrics", metrics.app)``.
 
     Raises:
@@ -65,7 +64,7 @@ class PrometheusMetrics(LimiterMetrics):
         if registry is not None and not self._directory:
             self.registry = registry
         try:
-            self._made = dict(map(self._make, (*GAUGES, *COUNTERS, DURATION)))
+            self._collectors = dict(map(self._make, (*GAUGES, *COUNTERS, DURATION)))
         except ValueError:
             raise ConfigurationError(
                 f"registry: it (with {DIRECTORY}: this process) already has the metrics of another limiter; without "
@@ -78,13 +77,13 @@ class PrometheusMetrics(LimiterMetrics):
         if self._directory:
             self._part = 1
         self._begin()
-        self.app: Final = _Served(self._scraped())
+        self.app: Final = _MetricsApp(self._scraped())
 
     def close(self) -> None:
         """Stop counting and unregister the metrics. A second call does nothing."""
         super().close()
-        while self._made:
-            self.registry.unregister(self._made.popitem()[1])
+        while self._collectors:
+            self.registry.unregister(self._collectors.popitem()[1])
 
     def request(self, request: Passed | Outcome, /) -> None:
         """Keep a request until it is counted; for other processes count it now, and set the gauges that they read."""
@@ -112,35 +111,35 @@ class PrometheusMetrics(LimiterMetrics):
             return metric, self._fresh(Histogram(name, metric.help, labels, registry=self.registry, buckets=BOUNDS_S))
         if metric in COUNTERS:
             return metric, self._fresh(Counter(name, metric.help, labels, registry=self.registry))
-        gauge = Gauge(name, metric.help, labels, registry=self.registry, multiprocess_mode=metric.together)
+        gauge = Gauge(name, metric.help, labels, registry=self.registry, multiprocess_mode=metric.aggregation)
         if not self._directory:
             gauge.labels(self._store).set_function(partial(self._read, metric))
         return metric, gauge
 
     def _make_adder(self, metric: Metric, *labels: str) -> Add:
-        labelled: Any = self._made[metric].labels(*labels, self._store)
+        labelled: Any = self._collectors[metric].labels(*labels, self._store)
         if metric is DURATION:
             record: Add = labelled.observe
             return record
         add: Add = labelled.inc
         return add
 
-    def _fresh(self, made: Any) -> Any:
-        """Let a scrape find all requests in a counter or histogram, also where it reads that one alone."""
-        collect = made.collect
+    def _fresh(self, collector: Any) -> Any:
+        """Let a scrape find all requests in a counter or histogram, even if it reads that one alone."""
+        collect = collector.collect
 
-        def counted() -> Any:
+        def collect_all() -> Any:
             self._count_pending()
             return collect()
 
-        made.collect = counted
-        return made
+        collector.collect = collect_all
+        return collector
 
     def _set_gauges(self) -> None:
-        if not self._made:  # after `close`
+        if not self._collectors:  # after `close`
             return
         for metric in GAUGES:
-            self._made[metric].labels(self._store).set(self._read(metric))
+            self._collectors[metric].labels(self._store).set(self._read(metric))
 
     def _scraped(self) -> CollectorRegistry:
         """Return the registry to export; in multi-process mode, that of all workers."""

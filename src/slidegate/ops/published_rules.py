@@ -21,7 +21,6 @@ class RuleRow(NamedTuple):
 
     Attributes:
         middleware: The name of its middleware.
-        rule: Its label.
         name: The name of its limit; empty without one.
         does: What it does, in words.
         differing: What other workers do in its place.

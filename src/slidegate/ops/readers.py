@@ -1,4 +1,4 @@
-"""Who reads a kind of key, and so where a ban of such a key holds: by the kinds that workers have published."""
+"""Which rules read a kind of key, and so where a ban of such a key holds: by the kinds that workers have published."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _rules_that_read(published: Sequence[Publication], key: str) -> Iterator[Pub
     """Yield the rules that read the kind of a key, and refuse it while it is banned."""
     for publication in published:
         for rule in publication.rules:
-            # A rule in shadow refuses nobody. A policy in shadow bans nobody, and obeys the bans of others.
+            # A rule in shadow never refuses. A policy in shadow never bans, but enforces the bans of others.
             if rule.shadow and rule.action != "ban":
                 continue
             if rule.key == FUNCTION or key.startswith(beginnings_of(rule.key)):

@@ -23,8 +23,8 @@ MAX_DETAILS: Final = 10
 OF_REFUSALS: Final = ("exceeded", "shadow_refused")
 """The events that come with refusals. Clients cause as many as they like, so they are kept with these."""
 
-WHO: Final = ("client", "key", "ban")
-"""The details of a refusal that say who was refused."""
+SUBJECTS: Final = ("client", "key", "ban")
+"""The details of a refusal that name the client or key."""
 
 
 class LoggedEvent(NamedTuple):
@@ -49,13 +49,13 @@ class RecentEvents:
     """The latest events and refusals of this worker.
 
     Attributes:
-        has_news: Whether there are some that are not written yet.
+        has_unwritten: Whether some are not written yet.
     """
 
     def __init__(self) -> None:
         self._events = deque[Event](maxlen=MAX_EVENTS)
         self._refusals = deque[Event | Outcome](maxlen=MAX_REFUSALS)
-        self.has_news = False
+        self.has_unwritten = False
 
     def add(self, event: Event) -> None:
         """Note an event."""
@@ -63,22 +63,22 @@ class RecentEvents:
             self._refusals.append(event)
         else:
             self._events.append(event)
-        self.has_news = True
+        self.has_unwritten = True
 
     def add_refusals(self, refusals: Sequence[Outcome]) -> None:
         """Note refused requests."""
         if refusals:
             self._refusals.extend(refusals)
-            self.has_news = True
+            self.has_unwritten = True
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the events and refusals for the row of this worker, by the names of `LoggedEvent`."""
         entries: list[dict[str, Any]] = []
-        for one in [*self._events, *self._refusals]:
-            if isinstance(one, Event):
-                entries.append(_entry(one.kind, one.message, one.time_us, one.details))
-            elif one.refusal is not None:
-                entries.append(_entry_of_refusal(one, one.refusal))
+        for event in [*self._events, *self._refusals]:
+            if isinstance(event, Event):
+                entries.append(_entry(event.kind, event.message, event.time_us, event.details))
+            elif event.refusal is not None:
+                entries.append(_entry_of_refusal(event, event.refusal))
         return entries
 
 

@@ -14,7 +14,7 @@ from .. import ConfigurationError, cookie, header, query
 from ..core import Ban, LimitState
 from ..core.addresses import network_of
 from ..limiter import Action, Override
-from .kinds import shown
+from .kinds import digest_prefix
 
 KEYED: Final = {"header": header, "cookie": cookie, "query": query}
 """The kinds of keys whose values clients send."""
@@ -39,7 +39,7 @@ def row_of_change(override: Override) -> dict[str, Any]:
 
 
 def row_of_action(action: Action) -> dict[str, Any]:
-    """Return what an operator has done; see `Limiter.history`."""
+    """Return an operator's action; see `Limiter.history`."""
     texts = named(action, "kind", "target", "limit", "by", "reason")
     return {**texts, "at": action.at.timestamp(), "until_at": _unix_s(action.until)}
 
@@ -114,8 +114,8 @@ def key_of(key: str, value: str | None = None) -> Any:
     if not name:
         source = None
     if source is not None and digest and value is None:
-        # Stores have the name of a header field in small letters, and whoever types it may not.
-        return f"{shown(source(name).identity)}#{digest}"
+        # Stores have the name of a header field in small letters, and a user may type it otherwise.
+        return f"{digest_prefix(source(name).identity)}#{digest}"
     if source is not None and not digest and value is not None:
         return source(name).of(value)
     if value is not None:
@@ -131,7 +131,7 @@ def key_of(key: str, value: str | None = None) -> Any:
 
 
 def check_key(key: str) -> None:
-    """Check that a key that somebody has typed is an address, a network or has a kind.
+    """Check that a typed key is an address, a network or has a kind.
 
     Raises:
         ConfigurationError: It is none of these. The message does not contain it, because it may be the secret value of

@@ -37,7 +37,7 @@ SeriesName: TypeAlias = tuple[tuple[str, ...], str]
 """The rules that counted or refused some requests, and their route: empty for refusals before a route was found."""
 Name: TypeAlias = tuple[str, int]
 """The kind of a slice and its number: the time when it began, by its length."""
-_FIELDS: Final = tuple(one.name for one in fields(ClientTraffic) if one.name != "latest")
+_FIELDS: Final = tuple(field.name for field in fields(ClientTraffic) if field.name != "latest")
 
 
 async def pause() -> None:
@@ -61,7 +61,7 @@ def _line_of(counts: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(counts, name))}
 
 
-def _known(line: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _readable(line: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the fields that this version knows, of those that were written."""
     return {name: line[name] for name in names if name in line}
 
@@ -92,7 +92,7 @@ class Series(dict[SeriesName, Traffic]):
     def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Traffic]]:
         """Return what is in the row of a slice."""
         for line in decoded(row):
-            traffic = Traffic(**_known(line, COUNTS))
+            traffic = Traffic(**_readable(line, COUNTS))
             traffic.times = ResponseTimes(line["sum_us"], line["min_us"], dict(line["buckets"]))
             yield (tuple(line["rules"]), line["route"]), traffic
 
@@ -113,9 +113,9 @@ class Clients(dict[str, ClientTraffic]):
     def forget_rare(self) -> None:
         """If there are too many, forget those that are neither among the busiest nor among the most refused."""
         if len(self) > MAX_CLIENTS:
-            kept = self.ranking(MAX_CLIENTS // 4).each()
+            ranked = self.ranking(MAX_CLIENTS // 4).each()
             self.clear()
-            self.update({client.key: client for client in kept})
+            self.update({client.key: client for client in ranked})
 
     def ranking(self, most: int) -> Ranking:
         """Return the busiest and those that are refused most."""
@@ -135,7 +135,7 @@ class Clients(dict[str, ClientTraffic]):
     def add_row(self, row: bytes) -> None:
         """Add what is in the row of a slice."""
         for line in decoded(row):
-            client = ClientTraffic(**_known(line, _FIELDS))
+            client = ClientTraffic(**_readable(line, _FIELDS))
             self[client.key].add(client)
 
 
@@ -162,12 +162,12 @@ class Slices:
         of_clients = {CLIENTS: clients, KEYS: keys}
         for kind, (step_us, _) in STEPS.items():
             name = kind, now_us // step_us
-            counted: Any = of_clients.get(kind, series)
+            counts: Any = of_clients.get(kind, series)
             slice_ = self.current.get(name)
-            if counted:
-                slice_ = slice_ or type(counted)()
+            if counts:
+                slice_ = slice_ or type(counts)()
                 with self._lock:
-                    slice_.add(counted)
+                    slice_.add(counts)
                 self._unwritten[name] = slice_
             if slice_ is not None:
                 current[name] = slice_
@@ -186,9 +186,9 @@ class Slices:
             with self._lock:
                 row = slice_.packed()
             kind, number = name
-            step_us, kept = STEPS[kind]
+            step_us, slice_count = STEPS[kind]
             try:
-                await self._limiter.keep_row(kind, number, row, (kept + 1) * step_us)
+                await self._limiter.keep_row(kind, number, row, (slice_count + 1) * step_us)
             except BaseException:  # a cancellation, too
                 self._unwritten.setdefault(name, slice_)
                 raise

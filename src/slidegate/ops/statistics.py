@@ -80,11 +80,11 @@ class Statistics(Observer):
         return statistics
 
     def forget(self) -> None:
-        """Begin anew with nothing counted, as another worker."""
+        """Drop all counts, and continue as another worker."""
         self._pending = deque[Passed | Outcome]()
         # How many requests may be pending before `request` does more than to keep one: none until a write is due.
         self._room = 0
-        # Held by who counts, or takes what is counted. A child of `fork` gets another one: a thread may hold this.
+        # Held by a thread that counts, or moves counts to slices. A child of `fork` gets another one.
         self._counting = Lock()
         self._tally = Tally(self._limiter.key_for(everyone.identity))
         self._slices = Slices(self._limiter)
@@ -143,7 +143,7 @@ class Statistics(Observer):
         self._room = PART - 1
 
     def _write_now(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._due_in is not loop:  # it has ended, begun anew, or goes by another loop now
+        if self._due_in is not loop:  # it has ended or was reset, or uses another loop now
             return
         self._due_in = None
         self._writing = loop.create_task(self._publish_or_retry())
@@ -186,18 +186,18 @@ class Statistics(Observer):
 
     async def _keep_events(self) -> None:
         """Write the latest events, if there are new ones."""
-        if not self._events.has_news:
+        if not self._events.has_unwritten:
             return
-        self._events.has_news = False
+        self._events.has_unwritten = False
         try:
             row = {**own_name(), "events": self._events.entries()}
             await self._limiter.keep_row(EVENTS, 0, encoded(row), KEPT_US)
         except BaseException:  # a cancellation, too
-            self._events.has_news = True
+            self._events.has_unwritten = True
             raise
 
     async def _keep_worker(self, now_us: int, kept_s: float) -> None:
-        """Write who this worker is, and when it wrote."""
+        """Write the name of this worker, and when it wrote."""
         if self._from_us is None:
             self._from_us = now_us
         row = {**own_name(), "at_us": now_us, "from_us": self._from_us}
@@ -212,7 +212,7 @@ class Statistics(Observer):
             await self._keep_worker(0, 0)  # which is no longer listed
 
     async def _end_writing(self) -> None:
-        """Wait for a write that is under way in this event loop: it may say once more that this worker lives."""
+        """Wait for a write in progress in this event loop, which may renew the row of this worker."""
         writing = self._writing
         with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
             if writing is not None and writing.get_loop() is asyncio.get_running_loop():
@@ -271,7 +271,7 @@ class Statistics(Observer):
 
 
 _running: Final = set[asyncio.Task[None]]()
-"""The writes that are under way: an event loop keeps only weak references, and complains of what ends before it."""
+"""The writes in progress: an event loop keeps only weak references, and complains of what ends before it."""
 # By id: the values of a WeakKeyDictionary must not refer to their keys. Attached statistics keep their limiter.
 _attached: Final = WeakValueDictionary[int, Statistics]()
 

@@ -1,8 +1,7 @@
 """The rows of statistics: their kinds, how long they are kept, and how those of all workers are read.
 
 A row is what one worker has counted in one slice of time. The slices of all workers of one length and number are a step
-of the counts that are shown.
-What is in them is in `tally.py`. The rows are read one after the other, so that other tasks run meanwhile.
+of the counts that are shown. `tally` says what is in them. Other tasks run between the reads of two rows.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ def steps_of(window: str | timedelta) -> Steps:
         ConfigurationError: The window is not a duration, or longer than 24 hours.
     """
     window_us = parse_duration_us(window, "window")
-    for kind, (step_us, kept) in STEPS.items():
-        if window_us <= step_us * kept:
+    for kind, (step_us, slice_count) in STEPS.items():
+        if window_us <= step_us * slice_count:
             return Steps(kind, step_us, -(-window_us // step_us))
     raise ConfigurationError(
         f'window: {quoted(window)} is longer than the stats kept; expected at most 24h, for example "6h"'
@@ -57,7 +56,7 @@ def steps_of(window: str | timedelta) -> Steps:
 
 
 def own_name() -> dict[str, Any]:
-    """Return who this worker is, as its rows say it."""
+    """Return the host and process of this worker, for its rows."""
     return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
@@ -112,11 +111,11 @@ async def _read_workers(limiter: Limiter, now_us: int) -> list[Worker]:
 
 async def read_ranking(limiter: Limiter, kind: str, limit: int, now_us: int) -> Ranking:
     """Return the busiest and the most refused clients, or keys, of all workers in the slices up to now."""
-    step_us, kept = STEPS[kind]
+    step_us, slice_count = STEPS[kind]
     last = now_us // step_us
     clients = Clients()
-    # In order, because a later row knows of a later request.
-    for _, _, row in sorted(await limiter.rows(kind, max(last - kept + 1, 0), last)):
+    # In order, because a later row has a later request.
+    for _, _, row in sorted(await limiter.rows(kind, max(last - slice_count + 1, 0), last)):
         clients.add_row(row)
         await pause()
     return clients.ranking(limit)

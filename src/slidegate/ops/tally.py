@@ -51,12 +51,12 @@ class Tally:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what is counted, but not which combinations there are."""
+        """Drop the counts, but not the names of combinations."""
         self.series = Series()
         self.clients = Clients()
         self.keys = Clients()
         # The rules and the traffic of admitted requests, by their route and the buckets that counted them.
-        self._known: dict[tuple[Any, ...], tuple[tuple[str, ...], Traffic]] = {}
+        self._by_kind: dict[tuple[Any, ...], tuple[tuple[str, ...], Traffic]] = {}
 
     def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
@@ -80,11 +80,11 @@ class Tally:
             kind += (bucket,)
             if key != client:
                 has_keys = True
-        known = self._known.get(kind)
-        if known is None:
+        entry = self._by_kind.get(kind)
+        if entry is None:
             rules = rules_of(kind[1:])
-            known = remember(self._known, kind, (rules, self._traffic(rules, route)))
-        rules, traffic = known
+            entry = remember(self._by_kind, kind, (rules, self._traffic(rules, route)))
+        rules, traffic = entry
         traffic.passed += 1
         traffic.times.count_one(time_us)
         self.clients[client].count_admitted(request, rules)
@@ -109,7 +109,7 @@ class Tally:
             traffic.exceptions += 1
         elif outcome.ended == "cancelled":
             traffic.cancelled += 1
-        # One that has left before it was decided is of no client, as no decision names its keys.
+        # A request whose client left before a decision has no keys, so it counts for no client.
         if outcome.allowed:
             self._count_admitted((outcome.client, checks, route, outcome.duration_us))
         for rule in outcome.shadow_rules:

@@ -11,7 +11,7 @@ from ..events import Outcome, Passed
 from ..windows import ResponseTimes
 
 MAX_NAMES: Final = 8
-"""By how many rules, and by how many routes, the requests of one client are told apart."""
+"""By how many rules, and by how many routes, the requests of one client are distinguished."""
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Stats(NamedTuple):
             before a route was found are not among them.
         steps: The counts of each step, oldest first; the last step is still running.
         workers: The workers that have written in the last five minutes.
-        seen_us: How much of that time was seen: from when the first of these workers began, or the first request came.
+        seen_us: How much of that time the counts cover: since the first of these workers or requests started.
     """
 
     step_us: int
@@ -172,7 +172,7 @@ class ClientTraffic(RequestCounts):
         routes: Its admitted requests by route, up to 8.
         others: Digests of the users, cookies and API keys with which it came, up to 8: with several it is the address
             of several people.
-        latest: Its latest admitted request, until `name_latest` has named what it met.
+        latest: Its latest admitted request, until `name_latest` has named its rule and limits.
     """
 
     key: str = ""
@@ -227,7 +227,7 @@ class ClientTraffic(RequestCounts):
             names[route] = names.get(route, 0) + 1
 
     def note_refusal(self, outcome: Outcome, by: str, limits: str) -> None:
-        """Note by what a request of it was refused, and the limits of that."""
+        """Note the rule, list or ban that refused one of its requests, and its limits."""
         self.rule, self.limits, self.route = by, limits, outcome.route
         add_to(self.refused_by, by, 1)
         self.refused_at_us = outcome.began_us + outcome.duration_us
@@ -240,9 +240,9 @@ class ClientTraffic(RequestCounts):
                 self.amounts[bucket.label] = text_of(bucket)
 
     def name_latest(self) -> None:
-        """Name what its latest admitted request met: for those clients alone that somebody reads of, as texts are dear.
+        """Name the rule, limits and route of its latest admitted request. Only clients in rows need that.
 
-        A refusal has named what it met when it was counted.
+        A refusal has named these when it was counted.
         """
         if self.latest is None:
             return
@@ -251,8 +251,8 @@ class ClientTraffic(RequestCounts):
         self.note_amounts(checks)
         if self.refused or not checks:
             return
-        own = [bucket for bucket, key, _ in checks if key == self.key]
-        bucket = (own or [checks[0][0]])[0]
+        own_buckets = [bucket for bucket, key, _ in checks if key == self.key]
+        bucket = (own_buckets or [checks[0][0]])[0]
         self.rule, self.limits, self.route = bucket.label, text_of(bucket), route
 
 

@@ -29,7 +29,7 @@ from starlette.routing import Mount, Route
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.core import Quota
 from slidegate.ops.dashboard.texts import count, ms, rate, share, span
-from slidegate.ops.replay import AccessLogs, AccessRecord, Measured, Played, Replay, Simulated, line_parser
+from slidegate.ops.replay import AccessLogs, AccessRecord, LoadProfile, Replay, ReplayedRequest, Simulation, line_parser
 from slidegate.ops.replay import logs as logs_module
 from slidegate.ops.replay.lines import NO_TIME, PRESETS, Preset, parse_line
 from slidegate.ops.replay.replay import checks_of, scope_of
@@ -407,7 +407,7 @@ def at_times(gaps: list[AccessRecord]) -> list[AccessRecord]:
     return [record._replace(time_us=START_US + moment) for record, moment in zip(gaps, moments, strict=True)]
 
 
-async def play(replay: Replay, *records: AccessRecord) -> list[Played]:
+async def play(replay: Replay, *records: AccessRecord) -> list[ReplayedRequest]:
     return [await replay.play(record) for record in records]
 
 
@@ -461,7 +461,7 @@ async def test_a_replay_decides_as_the_live_application_does_and_a_simulation_co
         inner = middlewares[0] if middlewares else app
         limiter = shared if is_shared else Limiter(MemoryStore(clock=clock))
         middlewares.insert(0, RateLimitMiddleware(inner, limiter=limiter, name=name, **options))
-    replay, simulated, results = Replay(middlewares), Simulated(Replay(middlewares)), list[Played]()
+    replay, simulated, results = Replay(middlewares), Simulation(Replay(middlewares)), list[ReplayedRequest]()
     for record in at_times(gaps):
         clock.set(record.time_us)
         scope = scope_of(record)
@@ -472,7 +472,7 @@ async def test_a_replay_decides_as_the_live_application_does_and_a_simulation_co
     check_counts(simulated.value(), results)
 
 
-def check_counts(value: dict[str, Any], results: list[Played]) -> None:
+def check_counts(value: dict[str, Any], results: list[ReplayedRequest]) -> None:
     """Check that the numbers of a simulation are those of its requests."""
     refused = Counter(result.outcome.client for result in results if not result.outcome.allowed)
     assert value["requests"] == len(results)
@@ -562,7 +562,7 @@ def test_the_busiest_client_alone_moves_no_number_but_the_most(honest: list[int]
 async def test_the_first_rule_that_ends_the_list_decides_what_is_measured(listed: list[tuple[str, Any]]) -> None:
     app = Starlette(routes=[Route("/a", hello), Route("/b", hello)])
     rules = [Rule(path, name=f"rule-{n}", **options) for n, (path, options) in enumerate(listed)]
-    measured = Measured(app, RateLimitMiddleware(app, rules=[*rules, Rule("*", "9/minute")]))
+    measured = LoadProfile(app, RateLimitMiddleware(app, rules=[*rules, Rule("*", "9/minute")]))
     expected: Counter[str] = Counter()
     for n, path in enumerate(["/a", "/b", "/b", "/none"]):
         await measured.add(record(n, path=path))

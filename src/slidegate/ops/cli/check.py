@@ -85,30 +85,30 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
     """
     module, _, attribute = name.partition(":")
     dotted = module.removesuffix(".py").strip("./").replace("/", ".")
-    meant = f"{dotted or 'main'}:{attribute or 'app'}"
-    if name != meant:
+    expected = f"{dotted or 'main'}:{attribute or 'app'}"
+    if name != expected:
         raise click.BadParameter(
-            f"expected an application as module:app, not {safe_text(name)}, did you mean {safe_text(meant)}?"
+            f"expected an application as module:app, not {safe_text(name)}, did you mean {safe_text(expected)}?"
         )
     sys.path.insert(0, "")
     try:
         with redirect_stdout(sys.stderr):
-            found: Any = attrgetter(attribute)(import_module(module))
+            application: Any = attrgetter(attribute)(import_module(module))
             if factory:
-                found = found()
+                application = application()
     except (Exception, SystemExit) as error:
         message = f"{safe_text(name)} cannot be imported: {type(error).__name__}: {one_line(error)}"
         if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
             message += "; run this in the directory that contains it"
         raise click.ClickException(message) from error
     try:
-        signature(found).bind("scope", "receive", "send")
+        signature(application).bind("scope", "receive", "send")
     except TypeError:
         raise click.ClickException(
             f'{safe_text(name)} is not an ASGI application; expected one, for example "main:app", or with '
             "check --factory a function that returns one"
         ) from None
-    served: ASGIApp = found
+    served: ASGIApp = application
     return served
 
 
@@ -118,15 +118,15 @@ async def _about_app(app: ASGIApp) -> list[Finding]:
     Raises:
         click.ClickException: Its startup fails or takes too long.
     """
-    found: list[Finding] | None = None
+    findings: list[Finding] | None = None
     failure = ""
     phases = iter(("startup", "shutdown"))
 
     async def receive() -> Message:
-        nonlocal found
+        nonlocal findings
         phase = next(phases)
         if phase == "shutdown":
-            found = await _findings_in(app)
+            findings = await _findings_in(app)
         return {"type": f"lifespan.{phase}"}
 
     async def send(message: Message) -> None:
@@ -147,9 +147,9 @@ async def _about_app(app: ASGIApp) -> list[Finding]:
         pass
     if failure:
         raise click.ClickException(f"the application's startup failed: {' '.join(failure.split())}")
-    if found is None:  # it has not awaited its shutdown
+    if findings is None:  # it has not awaited its shutdown
         return await _findings_in(app)
-    return found
+    return findings
 
 
 async def _findings_in(app: ASGIApp) -> list[Finding]:
@@ -179,12 +179,12 @@ def applications_in(app: ASGIApp) -> Iterator[Any]:
         click.ClickException: A middleware in it cannot be built.
     """
     waiting: deque[Any] = deque([app])
-    seen = {id(None)}
+    visited = {id(None)}
     while waiting:
         thing = waiting.popleft()
-        if id(thing) in seen:
+        if id(thing) in visited:
             continue
-        seen.add(id(thing))
+        visited.add(id(thing))
         _build(thing)
         yield thing
         waiting.extend(getattr(thing, name, None) for name in BELOW)
@@ -246,7 +246,7 @@ def _address_in(path: Path) -> str:
 
 
 def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
-    """Name the windows that are so long that somebody may count on them over a restart of the machine."""
+    """Note the windows that are so long that they may be expected to survive a restart of the machine."""
     rules = {rule.label: rule for rule in middleware.rules}
     if middleware.default_rule is not None:
         rules["default_limits"] = middleware.default_rule
@@ -262,8 +262,8 @@ def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
         )
 
 
-def _about_error(what: str, error: StoreError) -> Iterator[Finding]:
+def _about_error(subject: str, error: StoreError) -> Iterator[Finding]:
     if _NOT_THERE.search(str(error)):
         note(f"the store does not exist yet, and check does not create it; the application does: {one_line(error)}")
     else:
-        yield Finding("SG202", f"{what}: {one_line(error)}")
+        yield Finding("SG202", f"{subject}: {one_line(error)}")

@@ -13,7 +13,7 @@ from ..explain import NOT_LISTED, Facts, facts_of
 from ..facts import EVERY, Fact
 from ..rows import key_of, row_of_ban, row_of_window, seconds, span_of
 from .bans import compare_secrets
-from .main import UNKNOWN, Answer, Unanswered, asking, program, table, time_of, with_value
+from .main import UNKNOWN, Answer, NoAnswer, asking, program, table, time_of, with_value
 
 REFUSED: Final = 1
 _S: Final = 1_000_000
@@ -41,7 +41,7 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
         try:
             await compare_secrets(limiter)
         except click.ClickException as error:
-            raise Unanswered(error.message) from error
+            raise NoAnswer(error.message) from error
     facts = await facts_of(limiter, client)
     return [*_rows(facts)], _lines(facts)
 

@@ -89,6 +89,6 @@ async def restore_limit(limiter: Limiter, name: str, by: str) -> Answer:
     Example: slidegate limits restore api
     """
     if not await limiter.restore(name, by=by):
-        changed = [one.name for one in await limiter.overrides()]
+        changed = [override.name for override in await limiter.overrides()]
         raise click.ClickException(f"the limit {name} is not changed{closest(name, changed)}")
     return [{"restored": name}], [f"restored: {name}"]

@@ -53,8 +53,8 @@ UNKNOWN: Final = 3
 """The exit code of a question that a store without an answer, or without a worker, leaves open."""
 
 
-class Unanswered(click.ClickException, SlidegateError):
-    """A command whose exit code is an answer has none."""
+class NoAnswer(click.ClickException, SlidegateError):
+    """A command whose exit code is an answer got none from the store."""
 
     exit_code = UNKNOWN
 
@@ -79,18 +79,18 @@ def run_program(arguments: Sequence[str] | None) -> int:
     except click.Abort:
         return INTERRUPTED
     except click.ClickException as error:
-        shown = error
+        failure = error
     except ConfigurationError as error:
-        shown = click.UsageError(one_line(error))
+        failure = click.UsageError(one_line(error))
     except (SlidegateError, OSError) as error:
-        shown = click.ClickException(one_line(error))
+        failure = click.ClickException(one_line(error))
     finally:
         logger.setLevel(level)
     text = io.StringIO()
-    shown.show(text)
+    failure.show(text)
     for line in text.getvalue().splitlines():
         note(without_passwords(line))  # click quotes arguments
-    return shown.exit_code
+    return failure.exit_code
 
 
 # -- output ------------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def asking(
             except StoreError as error:
                 if code_of is None:
                     raise
-                raise Unanswered(one_line(error)) from error
+                raise NoAnswer(one_line(error)) from error
             show(as_json, rows, lines)
             if code_of is not None:
                 click.get_current_context().exit(code_of(rows))

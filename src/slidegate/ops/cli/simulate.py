@@ -10,16 +10,16 @@ from typing import Any, Final
 import click
 
 from ... import RateLimitMiddleware
-from ..replay import AccessLogs, Measured, Replay, Simulated
+from ..replay import AccessLogs, LoadProfile, Replay, Simulation
 from ..replay.lines import NO_TIME, PRESETS
 from ..rows import span_of
 from .check import BELOW, applications_in, imported
 from .main import middleware_of, note, program, show, table, time_of, with_json
 
 MANY_REQUESTS: Final = 100
-"""The number of requests from which on the number of clients tells whether they are clients."""
+"""From this number of requests, the number of clients shows whether they are clients."""
 TOO_MANY_CLIENTS: Final = 0.9
-"""The share of clients in requests from which on a result means nothing."""
+"""From this share of clients in requests, a result means nothing."""
 _RULE_COLUMNS: Final = ("rule", "kind", "requests", "refused", "clients refused")
 _MAX_LAYERS: Final = 100
 _REGEX: Final = """--regex '(?P<client>\\S+) \\[(?P<time>[^]]+)\\] "(?P<request>[^"]*)" (?P<status>\\d+)'"""
@@ -79,9 +79,9 @@ def simulate(
         note(f"where the log lacks what a rule counts by, the application counts otherwise: {', '.join(replay.keyed)}")
     if rules is not None and replay.middlewares[0].default_rule is not None:
         note("a file contains no routes, so default_limits count all requests of a client together; pass --app")
-    simulated = Simulated(replay)
-    _read(logs, simulated)
-    value = simulated.value()
+    simulation = Simulation(replay)
+    _read(logs, simulation)
+    value = simulation.value()
     show(as_json, [value], _simulated_text(value))
 
 
@@ -113,19 +113,19 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
     Example: slidegate suggest access.log
     """
     logs = _logs_in(log, formats)
-    measured = Measured()
+    profile = LoadProfile()
     if app is not None:
         served = imported(app)
         outermost = next(iter(_middlewares_around(served)), None)
-        measured = Measured(served, outermost)
-    _read(logs, measured)
-    routes = measured.routes()
-    counted, clients = routes[0]["requests"], len(measured.clients)
-    left_out = measured.requests - counted
-    headline = f"{counted:,} requests of {clients:,} clients in {span_of(measured.span_us / 1_000_000)}"
+        profile = LoadProfile(served, outermost)
+    _read(logs, profile)
+    routes = profile.routes()
+    requests, clients = routes[0]["requests"], len(profile.clients)
+    left_out = profile.requests - requests
+    headline = f"{requests:,} requests of {clients:,} clients in {span_of(profile.span_us / 1_000_000)}"
     if left_out:
         headline += f"; {left_out:,} more are exempt or blocked, and not measured"
-    value = {"requests": counted, "left_out": left_out, "clients": clients, "routes": routes}
+    value = {"requests": requests, "left_out": left_out, "clients": clients, "routes": routes}
     show(as_json, [value], [headline, *_suggested_text(routes)])
 
 
@@ -170,7 +170,7 @@ def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:
     return around
 
 
-def _read(logs: AccessLogs, target: Simulated | Measured) -> None:
+def _read(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
     """Pass all records to a target, and check that its numbers can mean something.
 
     Raises:
@@ -186,16 +186,16 @@ def _read(logs: AccessLogs, target: Simulated | Measured) -> None:
     _check(logs, target)
 
 
-def _check(logs: AccessLogs, target: Simulated | Measured) -> None:
+def _check(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
     """Raise if numbers would mean nothing, and note what they leave out."""
     unreadable, clients = logs.unreadable.total(), len(target.clients)
     records = logs.lines - unreadable
-    shown = f"{unreadable:,} of {logs.lines:,} lines cannot be read; {logs.example}"
+    problem = f"{unreadable:,} of {logs.lines:,} lines cannot be read; {logs.example}"
     if unreadable > records:
         remedy = _OTHER_FORMAT
         if logs.unreadable.most_common(1)[0][0] == NO_TIME:
             remedy = _ADD_A_TIME
-        raise click.ClickException(f"{shown}; {remedy}")
+        raise click.ClickException(f"{problem}; {remedy}")
     if not clients:
         raise click.ClickException(f"none of {records:,} records is an HTTP request that limits count")
     if clients > TOO_MANY_CLIENTS * target.requests and target.requests >= MANY_REQUESTS:
@@ -205,7 +205,7 @@ def _check(logs: AccessLogs, target: Simulated | Measured) -> None:
             "if they are, pass a longer log"
         )
     if unreadable:
-        note(shown)
+        note(problem)
     if logs.late:
         note(f"{logs.late:,} records are too far out of order; each counts at the time of the record before it")
     if records > target.requests:

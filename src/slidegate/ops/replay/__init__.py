@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from .lines import AccessRecord, line_parser
 from .logs import AccessLogs
-from .replay import Played, Replay, nothing
-from .report import Measured, Simulated
+from .replay import Replay, ReplayedRequest, nothing
+from .report import LoadProfile, Simulation
 
-__all__ = ["AccessLogs", "AccessRecord", "Measured", "Played", "Replay", "Simulated", "line_parser", "nothing"]
+__all__ = [
+    "AccessLogs",
+    "AccessRecord",
+    "LoadProfile",
+    "Replay",
+    "ReplayedRequest",
+    "Simulation",
+    "line_parser",
+    "nothing",
+]

@@ -249,13 +249,13 @@ def _record(
         return ODD_TIME
     if _STATUS.fullmatch(str(status)) is None:
         return "it contains no status"
-    given: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for name, value in headers.items():
         if isinstance(value, list) and value:  # Caddy logs all fields of a name
             value = value[0]
         if isinstance(value, str) and value not in ("", "-"):
-            given[name.lower().replace("_", "-")] = value
-    return AccessRecord(time_us, client, *request, int(str(status)), tuple(given.items()))
+            fields[name.lower().replace("_", "-")] = value
+    return AccessRecord(time_us, client, *request, int(str(status)), tuple(fields.items()))
 
 
 @lru_cache(maxsize=1_024)

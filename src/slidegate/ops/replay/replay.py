@@ -29,7 +29,7 @@ _FULL: Final = ("keys_shared", "bans_full")
 """The events of a store that is full, whose decisions would no longer be those of the live one."""
 
 
-class Played(NamedTuple):
+class ReplayedRequest(NamedTuple):
     """The result of one replayed request."""
 
     outcome: Outcome
@@ -71,7 +71,7 @@ class Replay:
         for middleware in middlewares:
             if middleware.default_rule is not None:
                 self._note(middleware.default_rule, "default_limits")
-        self._answer = _LoggedAnswer(middlewares[-1].app)
+        self._answer = _StatusApp(middlewares[-1].app)
         self._outcome: Outcome
         self._events: list[Event] = []
         limiters: dict[int, Limiter] = {}
@@ -94,7 +94,7 @@ class Replay:
         """
         return cls([RateLimitMiddleware(nothing, **options)])
 
-    async def play(self, record: AccessRecord) -> Played:
+    async def play(self, record: AccessRecord) -> ReplayedRequest:
         """Replay an HTTP request; a time before that of the previous record is moved forward to it.
 
         Raises:
@@ -110,7 +110,7 @@ class Replay:
             raise ConfigurationError(
                 f"the log needs more than {MAX_KEYS:,} windows or bans at a time; pass a shorter part of it"
             )
-        return Played(self._outcome, self._events)
+        return ReplayedRequest(self._outcome, self._events)
 
     def event(self, event: Event) -> None:
         """Receive an event of a limiter."""
@@ -136,7 +136,7 @@ class Replay:
         return limiter
 
 
-class _LoggedAnswer:
+class _StatusApp:
     """Answers with the logged status. `app` shows the routes of the application, which limits of each route need."""
 
     def __init__(self, app: ASGIApp) -> None:

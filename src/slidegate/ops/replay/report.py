@@ -1,6 +1,6 @@
 """Counts what a replay decided, and measures the busiest moments of each client.
 
-`Simulated` counts requests, refusals and clients by rule. `Measured` keeps the times of all requests by route and
+`Simulation` counts requests, refusals and clients by rule. `LoadProfile` keeps the times of all requests by route and
 client, eight bytes a request. From them it computes the busiest minute of each client, and what a limit would have
 refused, by the same arithmetic as a limiter.
 """
@@ -38,7 +38,7 @@ Json = dict[str, Any]
 
 
 @dataclass
-class Row:
+class RuleCounts:
     """The counts of one rule, or of what refuses without counting.
 
     Attributes:
@@ -52,7 +52,7 @@ class Row:
     clients: set[str] = field(default_factory=set)
 
 
-class Simulated:
+class Simulation:
     """Replays records, and counts the results.
 
     Args:
@@ -71,18 +71,18 @@ class Simulated:
         self.requests = self._first_us = 0
         self.clients: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        self.rows: defaultdict[tuple[str, str], Row] = defaultdict(Row)
+        self.rows: defaultdict[tuple[str, str], RuleCounts] = defaultdict(RuleCounts)
         for middleware in replay.middlewares:
             for rule in middleware.rules:
                 if rule.counts or rule.action.blocks:
-                    self.rows[rule.action.kind, rule.label] = Row()
+                    self.rows[rule.action.kind, rule.label] = RuleCounts()
 
     async def add(self, record: AccessRecord) -> None:
         """Replay an HTTP request and count the result."""
-        played = await self._replay.play(record)
+        replayed = await self._replay.play(record)
         self.requests += 1
         self._first_us = self._first_us or self._replay.now_us
-        outcome, client = played.outcome, played.outcome.client
+        outcome, client = replayed.outcome, replayed.outcome.client
         self.clients[client] += 1
         if not outcome.allowed:
             self.refused[client] += 1
@@ -91,7 +91,7 @@ class Simulated:
         kind, names = _refused_by(outcome)
         for name in names:
             self._refuse(kind, name, client)
-        for event in played.events:
+        for event in replayed.events:
             if event.kind == "shadow_refused":
                 self._refuse("shadow", event.details["rule"], client)
             elif event.kind == "banned":
@@ -109,7 +109,7 @@ class Simulated:
         refused = self.refused.total()
         rules = []
         for (kind, name), row in self.rows.items():
-            requests = None  # nothing tells how many a rule in shadow or a block has met
+            requests = None  # it is unknown how many a rule in shadow or a block has matched
             if kind == "limit":
                 requests = row.requests
             counts = {"requests": requests, "refused": row.refused, "refused_clients": len(row.clients)}
@@ -146,7 +146,7 @@ def _refused_by(outcome: Outcome) -> tuple[str, Sequence[str]]:
 # -- the busiest moments -----------------------------------------------------------------------------------------------
 
 
-class Measured:
+class LoadProfile:
     """Measures how busy the clients of a log were, over all requests and at each route of an application.
 
     Args:
@@ -177,10 +177,10 @@ class Measured:
 
     async def add(self, record: AccessRecord) -> None:
         """Measure an HTTP request."""
-        played = await self._replay.play(record)
+        replayed = await self._replay.play(record)
         self.requests += 1
         keys: dict[str, str] = {}
-        for bucket, key, _ in checks_of(played.outcome):
+        for bucket, key, _ in checks_of(replayed.outcome):
             keys[bucket.name.partition(_PER_ROUTE)[2] or ALL] = key
         if ALL not in keys:  # a rule exempts it, or ends the list before
             return
