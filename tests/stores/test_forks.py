@@ -14,7 +14,7 @@ import pytest
 from slidegate import MemoryStore, Quota
 from slidegate import _watcher as watcher
 from slidegate.core import Bucket, Concurrency, parse_address
-from slidegate.stores.forks import InChild
+from slidegate.stores.forks import ForkHook
 from slidegate.stores.memory import store as memory
 from slidegate.testing import FakeClock
 
@@ -40,7 +40,7 @@ def forked(answer: Callable[[], object]) -> None:
 
 def test_what_belongs_to_the_parent_alone_begins_anew_in_a_child_as_long_as_it_lives() -> None:
     begun: list[str] = []
-    kept, gone = InChild(lambda: begun.append("kept")), InChild(lambda: begun.append("gone"))
+    kept, gone = ForkHook(lambda: begun.append("kept")), ForkHook(lambda: begun.append("gone"))
     del gone
 
     def answer() -> None:

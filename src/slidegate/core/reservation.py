@@ -55,7 +55,7 @@ class Reservation:
             return None
         self.units = [charged - share for charged, share in zip(self.units, refunded, strict=True)]
         if self.permits is not None:
-            self.permits.give_back(refunded[0])  # a concurrency limit is alone in its bucket
+            self.permits.release(refunded[0])  # a concurrency limit is alone in its bucket
         part = Reservation(self.index, self.first, self.check, self.marks, refunded)
         part.holder = self.holder
         part.store = self.store

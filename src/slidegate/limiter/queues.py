@@ -32,7 +32,7 @@ from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.quotas import Quota
 from ..core.ring import OPEN, WindowState
-from ..stores.forks import InChild, ProcessLock
+from ..stores.forks import ForkHook, ProcessLock
 from ..stores.shared import running_loop
 
 PAUSE_S: Final = 0.2
@@ -196,7 +196,7 @@ class Queues:
         self._lock = ProcessLock()
         self._queues: dict[Name, Queue] = {}
         self._permits: dict[Name, Counter[str]] = {}
-        self._in_child = InChild(self.forget)
+        self._in_child = ForkHook(self.forget)
 
     @property
     def waiting(self) -> int:

@@ -22,7 +22,7 @@ from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import escaped, logger, safe_text
 from ..core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows
 from ..core.stored import json_of, read_json
-from ..stores.forks import InChild
+from ..stores.forks import ForkHook
 from .aio import yielding_to_others
 
 MAX_BYTES: Final = 1 << 20
@@ -76,7 +76,7 @@ class Rows:
         if shared is not None:
             self._shared = shared
         self.restart()
-        self._in_child = InChild(self.restart)
+        self._in_child = ForkHook(self.restart)
 
     def restart(self) -> None:
         """Become a new worker, in a child of `fork`."""

@@ -18,7 +18,7 @@ from weakref import finalize
 
 from ..core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from ..core.store import COMMAND_DEADLINE_S
-from ..stores.forks import InChild, ProcessLock, restart_if_forked
+from ..stores.forks import ForkHook, ProcessLock, restart_if_forked
 from ..stores.shared import on_loop
 from .aio import run_at_once
 
@@ -95,7 +95,7 @@ class SyncRunner:
         self._deadline_us = deadline_us
         self._running: _LoopThread | None = None
         self._lock = ProcessLock()
-        self._in_child = InChild(self.restart)
+        self._in_child = ForkHook(self.restart)
         # What the loop imports: not when it starts, because a child that is forked while another thread imports would
         # wait for the end of that for ever.
         import ctypes  # noqa: F401

@@ -88,7 +88,7 @@ class BanBook:
         throttle: Limits the rate of events that could be repeated with every strike.
 
     Attributes:
-        events: Pending events; the store takes them from here and emits them.
+        events: Pending events, which the store removes and emits.
     """
 
     def __init__(self, rows: BanRows, windows: StrikeWindows, max_bans: int, max_keys: int, throttle: Throttle) -> None:
@@ -103,9 +103,9 @@ class BanBook:
         """Count strikes, and ban the key if its window is full; return the new ban, if any."""
         rows = self._rows
         rows.remove_expired(now_us, 2)
-        before = rows.level(policy.name, key)
+        previous = rows.level(policy.name, key)
         # The ban that a shadow policy has reported would be in force.
-        would_be_banned = policy.shadow and before is not None and now_us < before.until_us
+        would_be_banned = policy.shadow and previous is not None and now_us < previous.until_us
         if would_be_banned or longest(rows.bans_of(key), now_us) is not None:
             return None
         units = self._windows.strike(policy.strikes, key, weight)
@@ -119,16 +119,16 @@ class BanBook:
             if self._is_full(rows.ban_count, now_us):
                 self._emit(bans_full(self._max_bans, key), now_us)
                 return None
-        made, level = next_ban(policy, key, reason, before, now_us)
+        ban, level = next_ban(policy, key, reason, previous, now_us)
         self._windows.remove_strikes(key, policy.strikes)
-        if before is not None or not self._is_full(rows.level_count, now_us):
+        if previous is not None or not self._is_full(rows.level_count, now_us):
             rows.put_level(policy.name, key, level)
         if policy.shadow:
-            self.events.append(shadow_banned(made))
+            self.events.append(shadow_banned(ban))
             return None
-        rows.put_ban(made)
-        self.events.append(banned(made))
-        return made
+        rows.put_ban(ban)
+        self.events.append(banned(ban))
+        return ban
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str, now_us: int) -> Ban:
         """Ban a key by hand, replacing a ban that it already has; a length of None means for ever.
@@ -158,17 +158,17 @@ class BanBook:
         self.events.append(unbanned(ban, by))
         return True
 
-    def take_over(self, bans: Iterable[Ban], now_us: int) -> int:
+    def import_bans(self, bans: Iterable[Ban], now_us: int) -> int:
         """Import bans, and return how many are not over; of two that replace each other, the longer one is kept."""
-        taken = 0
+        count = 0
         for ban in bans:
             if ban.is_over(now_us):
                 continue
-            taken += 1
+            count += 1
             replaced = [other for other in self._rows.bans_of(ban.key) if other.network() == ban.network()]
             if all(lasts_longer(ban, other) for other in replaced):
                 self._rows.put_ban(ban)
-        return taken
+        return count
 
     def _remove_bans(self, key: str) -> list[Ban]:
         """Remove the bans of a key, and return them."""
@@ -228,14 +228,14 @@ class BookBans(BanStore):
         return run_unless_on_loop(self._load(bans))
 
     async def _load(self, bans: Iterable[Ban]) -> int:
-        taken = 0
-        async for some in in_steps(bans, self.load_step):
-            answer = self._take_over(some)
+        count = 0
+        async for batch in in_steps(bans, self.load_step):
+            answer = self._import_batch(batch)
             if isawaitable(answer):
                 answer = await answer
-            taken += answer
+            count += answer
             await pause(self.load_pause_s)
-        return taken
+        return count
 
-    def _take_over(self, bans: Sequence[Ban]) -> int | Awaitable[int]:
-        return self.change(lambda book, now_us: book.take_over(bans, now_us))
+    def _import_batch(self, bans: Sequence[Ban]) -> int | Awaitable[int]:
+        return self.change(lambda book, now_us: book.import_bans(bans, now_us))

@@ -1,11 +1,11 @@
-"""What a child of `fork` begins anew.
+"""What restarts in a child of `fork`.
 
 A child has only the thread that forked. A lock that another thread of its parent held would stay locked for ever, and
-what that thread was changing may be half changed. So in the child each object makes new locks, forgets what belongs to
+data that this thread was changing may be half changed. So in the child each object makes new locks, drops the state of
 threads, event loops and requests of the parent, and repairs the rest.
 
-Python tells what it forks itself. A server in C that has Python inside, such as uWSGI, may fork without telling it; so
-who uses files or threads of the process calls `restart_if_forked` first.
+Python runs hooks after its own forks. A server in C that embeds Python, such as uWSGI, may fork without them; so code
+that uses files or threads of the process calls `restart_if_forked` first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from weakref import WeakSet
 
 
-class InChild:
+class ForkHook:
     """Calls a function in every child, as long as this object exists; the function must not wait for other threads."""
 
     def __init__(self, restart: Callable[[], object]) -> None:
@@ -26,7 +26,7 @@ class InChild:
 
 
 class ProcessLock:
-    """A lock; a child has a new one, whoever held that of its parent."""
+    """A lock; a child has a new one, whichever thread held that of its parent."""
 
     def __init__(self) -> None:
         self.restart()
@@ -43,13 +43,13 @@ class ProcessLock:
         self._lock.release()
 
 
-_objects: Final[WeakSet[InChild | ProcessLock]] = WeakSet()
+_objects: Final[WeakSet[ForkHook | ProcessLock]] = WeakSet()
 _noticing: Final = Lock()
 _process = os.getpid()
 
 
 def restart_if_forked() -> None:
-    """Begin anew in a child that Python does not know of; its other threads wait until that is done."""
+    """Restart in a child that Python has not noticed; its other threads wait until that is done."""
     if os.getpid() != _process:
         with _noticing:
             if os.getpid() != _process:
@@ -58,8 +58,8 @@ def restart_if_forked() -> None:
 
 def _in_child() -> None:
     global _process
-    for each in list(_objects):
-        each.restart()
+    for instance in list(_objects):
+        instance.restart()
     _process = os.getpid()
 
 

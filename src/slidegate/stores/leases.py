@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias
 from ..core.buckets import Bucket
 from ..core.decision import Decision
 from ..core.durations import parse_duration_us
-from .forks import InChild
+from .forks import ForkHook
 from .shared import running_loop
 
 DEFAULT_PERMIT_LEASE: Final = "10s"
@@ -66,15 +66,14 @@ class HeldRow:
         self.units = self.due_us = 0
 
 
-class Taken:
+class ChargedPermits:
     """The permits of one charge.
 
-    They are subtracted when the worker asks next: the garbage collector may end this object at any time, in any thread.
+    They are subtracted at the worker's next question: the garbage collector may end this object at any time, in any
+    thread.
 
     Args:
-        row: Their row.
-        units: How many.
-        returned: Where permits that are given back wait to be subtracted.
+        returned: Receives released permits, which `HeldPermits.units` subtracts later.
     """
 
     __slots__ = ("_returned", "_row", "_units")
@@ -83,21 +82,21 @@ class Taken:
         self._row, self._units, self._returned = row, units, returned
         row.units += units
 
-    def give_back(self, units: int) -> None:
-        """Give back some of those that are left."""
+    def release(self, units: int) -> None:
+        """Release some of those that are left."""
         units = min(units, self._units)
         self._units -= units
         self._returned.append((self._row, units))
 
     def __del__(self) -> None:
         if self._units:
-            self.give_back(self._units)
+            self.release(self._units)
 
 
 class HeldPermits:
     """The permits that requests of a worker have, by the rows of keys and rules.
 
-    They count until their charge is refunded, or nobody refers to it any more. They are renewed from each event loop
+    They count until their charge is refunded or garbage-collected. They are renewed from each event loop
     that has taken one until none are left. A forked child has none of its parent's, and a name of its own. All methods
     but `count` are called by one thread at a time.
 
@@ -115,7 +114,7 @@ class HeldPermits:
         self._renew = renew
         self.is_open = True
         self._restart()
-        self._in_child = InChild(self._restart)
+        self._in_child = ForkHook(self._restart)
 
     def _restart(self) -> None:
         self.worker = os.urandom(WORKER_BYTES)
@@ -124,7 +123,7 @@ class HeldPermits:
         self._tasks: dict[object, object] = {}
 
     def hold(self, decision: Decision, row_of: Callable[[Bucket, str], Row]) -> None:
-        """Count the permits that a decision has charged, as long as it exists and they are not taken back.
+        """Count the permits that a decision has charged, as long as it exists and they are not released.
 
         Args:
             row_of: Returns the row of a bucket and a key.
@@ -133,9 +132,11 @@ class HeldPermits:
             bucket, key, _ = charge.check
             if bucket.is_permit:
                 row = row_of(bucket, key)
-                held = self._rows.setdefault(row, HeldRow())
+                held_row = self._rows.setdefault(row, HeldRow())
                 charge.holder = self
-                charge.permits = Taken(held, charge.units[0], self._returned)  # it is the only limit of its bucket
+                charge.permits = ChargedPermits(
+                    held_row, charge.units[0], self._returned
+                )  # it is the only limit of its bucket
                 self.renewed(row, decision.now_us)
         if self._rows:
             self._begin_renewing()
@@ -147,17 +148,17 @@ class HeldPermits:
     def due_rows(self, now_us: int, most: int) -> list[Row]:
         """Return some rows of which half of the lease has gone since they were renewed."""
         oldest = islice(self._rows.items(), most)
-        return [row for row, _ in takewhile(lambda held: held[1].due_us <= now_us, oldest)]
+        return [row for row, _ in takewhile(lambda entry: entry[1].due_us <= now_us, oldest)]
 
     def units(self, row: Row) -> int:
         """Return how many permits of a row the worker has."""
         while self._returned:
-            held, units = self._returned.popleft()
-            held.units -= units
-        found = self._rows.get(row)
-        if found is None:
+            returned_row, units = self._returned.popleft()
+            returned_row.units -= units
+        held_row = self._rows.get(row)
+        if held_row is None:
             return 0
-        return found.units
+        return held_row.units
 
     def units_to_write(self, row: Row) -> int:
         """Return how many permits of a row the worker has, for a renewal; if none, it need not renew the row again."""
@@ -168,15 +169,15 @@ class HeldPermits:
 
     def renewed(self, row: Row, now_us: int) -> None:
         """Note that a row is renewed at a time of the store."""
-        held = self._rows.get(row)
-        if held is not None:
-            held.due_us = now_us + self.lease_us // 2
+        held_row = self._rows.get(row)
+        if held_row is not None:
+            held_row.due_us = now_us + self.lease_us // 2
             self._rows.move_to_end(row)
 
     def count(self) -> int:
         """Return how many permits the worker has."""
-        held = sum([row.units for row in list(self._rows.values())])
-        return held - sum([units for _, units in list(self._returned)])
+        units_held = sum([row.units for row in list(self._rows.values())])
+        return units_held - sum([units for _, units in list(self._returned)])
 
     def _begin_renewing(self) -> None:
         """Renew them from the event loop of this thread, of asyncio or trio, unless that is done already."""

@@ -52,11 +52,11 @@ def open_store(url: AnyAddress, *, read_only: bool = False, create: bool = True)
         return ReadOnlyStore(open_store(url, create=False))
     url = address_in(url)
     text = ""
-    shown = url
+    clean_url = url
     if isinstance(url, str):
         text = clean_address(url)
         # Without its password, also where no scheme stands before it.
-        shown = re.sub(r"^(\w[\w+-]*://)?.*@", r"\1***@", text, flags=re.DOTALL)
+        clean_url = re.sub(r"^(\w[\w+-]*://)?.*@", r"\1***@", text, flags=re.DOTALL)
     if _REDIS.match(text):
         return _redis(text, create)
     scheme, separator, rest = text.partition("://")
@@ -66,8 +66,8 @@ def open_store(url: AnyAddress, *, read_only: bool = False, create: bool = True)
     if scheme not in _EXAMPLES:
         examples = " or ".join(f'"{example}"' for example in _EXAMPLES.values())
         hint = closest(scheme, _EXAMPLES)
-        raise ConfigurationError(f"store address: expected {examples}, not {quoted(shown)}{hint}")
-    expected = f'store address: expected "{_EXAMPLES[scheme]}", not {quoted(shown)}'
+        raise ConfigurationError(f"store address: expected {examples}, not {quoted(clean_url)}{hint}")
+    expected = f'store address: expected "{_EXAMPLES[scheme]}", not {quoted(clean_url)}'
     place, _, query = rest.partition("?")
     if scheme == "lmdb":
         return _lmdb(place, query, expected, create)
@@ -94,12 +94,12 @@ def _redis(url: str, create: bool) -> Store:
     except ImportError as error:
         raise ConfigurationError(f"store address: {error}") from error
     place, _, query = url.partition("?")
-    rest: list[tuple[str, str]] = []
+    client_options: list[tuple[str, str]] = []
     own, where = _OPTIONS["redis"], f"store address: {url.partition('://')[0]}://…"
-    options = read_options(query, own, where, rest)
-    for name, _ in rest:
+    options = read_options(query, own, where, client_options)
+    for name, _ in client_options:
         if name not in CLIENT_OPTIONS:
             raise ConfigurationError(f"{where}: unknown option {quoted(name)}{closest(name, [*own, *CLIENT_OPTIONS])}")
-    if rest:
-        place += f"?{urlencode(rest)}"
+    if client_options:
+        place += f"?{urlencode(client_options)}"
     return RedisStore(place, create=create, **options)

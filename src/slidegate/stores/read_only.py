@@ -1,4 +1,4 @@
-"""A store that is only looked at: every change raises `StoreReadOnly`. For tools, over any other store."""
+"""A store for reading only: every change raises `StoreReadOnly`. For tools, around any other store."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..core.errors import StoreReadOnly
 from ..core.store import BanStore, CountsPermits, NamesKeys, SharedRows, Store
 
 
-def _passed_on(name: str) -> Any:
-    """Return a method that calls the one of this name of what is looked at."""
+def _delegate(name: str) -> Any:
+    """Return a method that calls the method of this name of the wrapped object."""
     return lambda self, *arguments: getattr(self.inner, name)(*arguments)
 
 
@@ -23,15 +23,11 @@ _refused: Any = _refuse
 
 
 class ReadOnlyStore(Store):
-    """Passes on what changes nothing.
-
-    Args:
-        store: The store.
-    """
+    """Delegates all methods that change nothing."""
 
     is_read_only = True
-    __repr__ = _passed_on("__repr__")
-    peek, inspect, observe = map(_passed_on, ("peek", "inspect", "observe"))
+    __repr__ = _delegate("__repr__")
+    peek, inspect, observe = map(_delegate, ("peek", "inspect", "observe"))
     hit = charge = refund = reset = reset_all = _refused
 
     def __init__(self, store: Store) -> None:
@@ -53,7 +49,7 @@ class ReadOnlyStore(Store):
 
 
 class _ReadOnlyBans(BanStore):
-    may_refuse, count, find, pages = map(_passed_on, ("may_refuse", "count", "find", "pages"))
+    may_refuse, count, find, pages = map(_delegate, ("may_refuse", "count", "find", "pages"))
     strike = ban = unban = load = _refused
 
     def __init__(self, store: Store, inner: BanStore) -> None:
@@ -62,7 +58,7 @@ class _ReadOnlyBans(BanStore):
 
 
 class _ReadOnlyRows(SharedRows):
-    time, read = map(_passed_on, ("time", "read"))
+    time, read = map(_delegate, ("time", "read"))
     write = _refused
 
     def __init__(self, store: Store, inner: SharedRows) -> None:

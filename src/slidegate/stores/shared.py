@@ -1,4 +1,4 @@
-"""Defaults, events, checks and a look at the event loop that several stores share."""
+"""Defaults, events, checks and the state of the event loop, for several stores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ running_loop: Final[Callable[[], asyncio.AbstractEventLoop | None]] = asyncio._g
 `asyncio.events` exports, and takes a third of the time of `get_running_loop`, whose error would have to be caught."""
 SHARED_CELLS: Final = 4_096
 WINDOW_DIGEST_BYTES: Final = 8
-"""How long the digests are by which shared stores tell the windows of a key apart."""
+"""The length of the digests that distinguish the windows of a key in shared stores."""
 
 
 @lru_cache(MEMO_SIZE)
@@ -65,7 +65,7 @@ def on_loop() -> bool:
 def run_unless_on_loop(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
     """Return a coroutine on an event loop, so that other tasks run in between; without one, its result.
 
-    It suspends for nothing else, so it needs no loop of its own: `asyncio.run` would take the thread's one away.
+    It suspends for nothing else, so it needs no loop of its own: `asyncio.run` would replace that of the thread.
     """
     if running_loop() is not None:
         return work
@@ -77,10 +77,10 @@ def run_unless_on_loop(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
         return answer
 
 
-async def in_steps(many: Iterable[T], step: int) -> AsyncIterator[list[T]]:
+async def in_steps(items: Iterable[T], step: int) -> AsyncIterator[list[T]]:
     """Yield parts of a long iterable, and let other tasks run in between, if an event loop runs."""
-    rest = iter(many)
-    while part := list(islice(rest, step)):
+    remaining = iter(items)
+    while part := list(islice(remaining, step)):
         yield part
         await pause()
 
@@ -101,21 +101,21 @@ def clean_address(url: str) -> str:
             which may hold a password.
     """
     url = url.strip()
-    found = _UNWRITABLE.search(url)
-    if found is not None:
+    match = _UNWRITABLE.search(url)
+    if match is not None:
         raise ConfigurationError(
-            f"store address: it has {found[0]!r} after {found.start()} characters; write it in one line"
+            f"store address: it has {match[0]!r} after {match.start()} characters; write it in one line"
         )
     return url
 
 
 def read_options(
-    query: str, known: Mapping[str, type], where: str, others: list[tuple[str, str]] | None = None
+    query: str, types: Mapping[str, type], where: str, others: list[tuple[str, str]] | None = None
 ) -> dict[str, Any]:
     """Return the options in the query of an address.
 
     Args:
-        known: The types of the options by name: `int`, `bool` or `str`.
+        types: The types of the options by name: `int`, `bool` or `str`.
         where: What error messages begin with.
         others: Receives other options; by default they are errors.
 
@@ -124,11 +124,11 @@ def read_options(
     """
     options: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        kind = known.get(name)
+        kind = types.get(name)
         if kind is None and others is not None:
             others.append((name, value))
         elif kind is None:
-            raise ConfigurationError(f"{where}: unknown option {quoted(name)}{closest(name, known)}")
+            raise ConfigurationError(f"{where}: unknown option {quoted(name)}{closest(name, types)}")
         elif kind is int and not _NUMBER.fullmatch(value):
             raise ConfigurationError(f"{where}: {name} needs a whole number, not {quoted(value)}")
         elif kind is bool and value.lower() not in ("true", "false"):

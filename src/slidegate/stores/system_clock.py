@@ -41,12 +41,12 @@ class SystemClock:
         steady_ns, unix_ns = time.monotonic_ns, time.time_ns
         if clock is not None:
             steady_ns, unix_ns = _nanoseconds(non_decreasing(clock)), _nanoseconds(clock)
-        began_ns = steady_ns()
+        start_ns = steady_ns()
         try:
             now_ns = self.monotonic_ns()
         except Exception:  # the test's clock fails: time goes on from when it was read last
             now_ns = self._latest_ns
-        self._latest_ns, ahead_ns = now_ns, now_ns - began_ns
+        self._latest_ns, ahead_ns = now_ns, now_ns - start_ns
 
         def monotonic_ns() -> int:
             self._latest_ns = steady_ns() + ahead_ns

@@ -321,7 +321,7 @@ def test_a_rule_that_is_idle_and_used_again_leaves_no_tables_behind(rng: random.
         if rng.random() < chance:
             store.hit(((rare, "ann", 1),))
         clock.advance("10s")
-    tables = [thing for thing in gc.get_objects() if isinstance(thing, Table) and thing.room is store._room]
+    tables = [thing for thing in gc.get_objects() if isinstance(thing, Table) and thing.capacity is store._capacity]
     assert len(tables) == sum(map(len, store._tables.values()))
 
 

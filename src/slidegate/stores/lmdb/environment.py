@@ -34,7 +34,7 @@ from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, Sto
 from ...core.events import Event
 from ...core.logs import safe_text
 from ...core.store import COMMAND_DEADLINE_S
-from ..forks import InChild, ProcessLock, restart_if_forked
+from ..forks import ForkHook, ProcessLock, restart_if_forked
 from .counts import CountsFile, Options, open_file, restarted
 from .gate import (
     COPYING,
@@ -211,7 +211,7 @@ class Environment:
         """
         until_s = time.monotonic() + patience_s()
         try:
-            while self._state is State.SHUT and not self.run(self._take_over):
+            while self._state is State.SHUT and not self.run(self._import_batch):
                 if time.monotonic() >= until_s:
                     return
                 time.sleep(POLL_S)
@@ -220,7 +220,7 @@ class Environment:
                 raise error.__cause__ from None
             raise
 
-    def _take_over(self, txn: Any) -> None:
+    def _import_batch(self, txn: Any) -> None:
         """Copy what those have left who were killed."""
         if self.options.create and txn.stat(self.counts.dbs.unkept)["entries"]:
             self.kept.keep_up()
@@ -393,4 +393,4 @@ def _restart() -> None:
         environment.close_files()
 
 
-_in_child: Final = InChild(_restart)
+_in_child: Final = ForkHook(_restart)

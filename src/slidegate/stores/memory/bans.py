@@ -56,7 +56,7 @@ class MemoryBanRows:
         self._ends: list[tuple[int, str, str]] = []
 
     def restart(self) -> None:
-        """In a forked child, find the bans of networks anew."""
+        """In a forked child, collect the bans of networks again."""
         networks = [Ban(*row) for name, row in self.bans.items() if not isinstance(name, str)]
         self.networks = BannedNetworks(networks)
 
@@ -68,12 +68,12 @@ class MemoryBanRows:
         self._ends.clear()
 
     def bans_of(self, key: str) -> list[Ban]:
-        found: list[Ban] = []
+        bans: list[Ban] = []
         for name in (key, network_place(key)):
             row = self.bans.get(name)
             if row is not None:
-                found.append(Ban(*row))
-        return found
+                bans.append(Ban(*row))
+        return bans
 
     def put_ban(self, ban: Ban) -> None:
         if ban.network() is not None:
@@ -85,9 +85,9 @@ class MemoryBanRows:
 
     def _add_network(self, ban: Ban) -> None:
         """Add a network to those that are banned; those whose bans have ended make room for it."""
-        before = self.networks
-        self.networks = before.with_ban(ban, self.unix_us())
-        for ended in before.bans.keys() - self.networks.bans.keys():
+        previous = self.networks
+        self.networks = previous.with_ban(ban, self.unix_us())
+        for ended in previous.bans.keys() - self.networks.bans.keys():
             self.bans.pop(network_place(ended), None)
 
     def remove_ban(self, ban: Ban) -> None:
@@ -140,7 +140,7 @@ class MemoryBanRows:
             del self._levels[policy, key]
 
     def _ends_at(self, end_us: int, policy: str, key: str) -> None:
-        """Add an end to the heap, which is made anew when most of its entries are outdated."""
+        """Add an end to the heap, which is rebuilt when most of its entries are outdated."""
         if len(self._ends) > 2 * (len(self.bans) + len(self._levels)) + 64:
             self._ends = self._ends_in_force()
         heappush(self._ends, (end_us, policy, key))
@@ -170,10 +170,10 @@ class MemoryBans(BookBans):
     Args:
         max_bans: The most bans, and the most levels, to store.
         max_keys: The most windows of the store.
-        tidy: Is called after a change.
+        tidy: Called after a change.
 
     Attributes:
-        rows: The argument; other objects only read them.
+        rows: The bans and levels; other objects only read them.
     """
 
     load_step = PAGE
@@ -207,20 +207,20 @@ class MemoryBans(BookBans):
             subjects: Further keys and addresses whose bans refuse it.
         """
         bans, networks = self.rows.bans, self.rows.networks
-        asked: dict[BanSubject, None] = dict.fromkeys(subjects)
+        all_subjects: dict[BanSubject, None] = dict.fromkeys(subjects)
         for _, key, _ in checks:
-            asked[key] = None
-        found: list[Ban] = []
-        for subject in asked:
+            all_subjects[key] = None
+        matches: list[Ban] = []
+        for subject in all_subjects:
             if networks.bans:
-                found += networks.of(subject)
+                matches += networks.of(subject)
             row = bans.get(subject)  # an address is the name of none
             if row is not None:
-                found.append(Ban(*row))
-        if not found:
+                matches.append(Ban(*row))
+        if not matches:
             return None  # most requests end here, and take no lock
         now_us = self.rows.unix_us()
-        ban = longest(found, now_us)
+        ban = longest(matches, now_us)
         if ban is None:
             return None
         return refused_by_ban(ban, now_us, checks)

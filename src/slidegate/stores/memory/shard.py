@@ -24,7 +24,7 @@ from ..shared import SHARED_CELLS
 STEP_WINDOWS: Final = 512
 """The most windows that one step of the sweep visits, in a fraction of a millisecond."""
 COPIED: Final = 8
-"""So many windows are copied in the time in which one is visited."""
+"""This many windows are copied in the time in which one is visited."""
 
 Identity: TypeAlias = tuple[str, Window]
 """The rule, and the identity of the window within the rule."""
@@ -84,7 +84,7 @@ def release_if_held(lock: Any) -> None:
         lock.release()
 
 
-class Room:
+class Capacity:
     """Counts the windows of a store over all shards, up to a maximum. Its lock is acquired last.
 
     Attributes:
@@ -172,10 +172,10 @@ class Generations:
 
     def clear(self) -> list[dict[str, bytes]]:
         """Delete all windows, and return them."""
-        gone = [self.fresh.copy(), self.stale]
+        deleted = [self.fresh.copy(), self.stale]
         self.fresh.clear()
         self.stale = {}
-        return gone
+        return deleted
 
     def __bool__(self) -> bool:
         return bool(self.fresh or self.stale)
@@ -194,7 +194,7 @@ class Table(Generations):
     Args:
         identity: The rule and the window that the limits have in common.
         limit: One of the limits.
-        room: Counts the windows of the store.
+        capacity: Counts the windows of the store.
 
     Attributes:
         cells: The shared cells: windows of keys for which there was no room, by cell number.
@@ -202,13 +202,13 @@ class Table(Generations):
         holds_permits: Whether the limit is a concurrency limit.
     """
 
-    __slots__ = ("cells", "counts_strikes", "holds_permits", "identity", "room", "shard")
+    __slots__ = ("capacity", "cells", "counts_strikes", "holds_permits", "identity", "shard")
 
-    def __init__(self, identity: Identity, limit: AnyLimit, shard: Shard, room: Room) -> None:
+    def __init__(self, identity: Identity, limit: AnyLimit, shard: Shard, capacity: Capacity) -> None:
         super().__init__(limit)
         self.identity = identity
         self.shard = shard
-        self.room = room
+        self.capacity = capacity
         self.cells = Generations(limit)
         self.counts_strikes = identity[0].startswith(STRIKES)
         self.holds_permits = isinstance(limit, Concurrency)
@@ -227,14 +227,14 @@ class Table(Generations):
         if window is not None:
             self.fresh[key] = window
             return self.fresh, key
-        has_room = self.room.take()
+        has_room = self.capacity.take()
         if has_room and not self.cells:
             self.fresh[key] = b""
             return self.fresh, key
         number = cell_of(key, secret)
         cell = self.cells.window(number)
         if has_room and cell and self.holds_permits:
-            self.room.release(1)
+            self.capacity.release(1)
             has_room = False
         if has_room:
             self.fresh[key] = cell
@@ -243,11 +243,11 @@ class Table(Generations):
         self.cells.fresh[number] = cell
         return self.cells.fresh, number
 
-    def own(self, key: str) -> dict[str, bytes] | None:
+    def ensure_window(self, key: str) -> dict[str, bytes] | None:
         """Return the dict with the key's own window, after making one if need be; None if there is no room for it."""
         if key not in self.fresh:
             window = self.stale.pop(key, None)
-            if window is None and not self.room.take():
+            if window is None and not self.capacity.take():
                 return None
             self.fresh[key] = window or b""
         return self.fresh
@@ -257,7 +257,7 @@ class Table(Generations):
         windows = self.of(key)
         if windows is None:
             return b""
-        self.room.release(1)
+        self.capacity.release(1)
         return windows.pop(key)
 
     def find(self, key: str, secret: bytes) -> tuple[Windows, str]:
@@ -289,7 +289,7 @@ class Table(Generations):
         """Visit some stale windows and cells, and delete those that are not in use; return how many were visited."""
         keys = len(self.fresh) + len(self.stale)
         visited = super().step(now_us, unix_us)
-        self.room.release(keys - len(self.fresh) - len(self.stale))
+        self.capacity.release(keys - len(self.fresh) - len(self.stale))
         return visited + self.cells.step(now_us, unix_us)
 
     def rotate(self) -> int:
@@ -301,13 +301,13 @@ class Table(Generations):
         permits = 0
         for windows in (self.fresh, self.stale, self.cells.fresh, self.cells.stale):
             for window in windows.values():
-                _, taken, _ = apart(window, ALONE)
-                permits += taken
+                _, units, _ = apart(window, ALONE)
+                permits += units
         return permits
 
     def clear(self) -> list[dict[str, bytes]]:
         """Delete all windows and cells, and return them."""
-        self.room.release(len(self.fresh) + len(self.stale))
+        self.capacity.release(len(self.fresh) + len(self.stale))
         return [*super().clear(), *self.cells.clear()]
 
     def __bool__(self) -> bool:
@@ -316,7 +316,7 @@ class Table(Generations):
 
 
 class Tables(list[Table]):
-    """The tables of one limit, one for each shard, and how far the sweep of them has come.
+    """The tables of one limit, one for each shard, and the progress of their sweep.
 
     Attributes:
         identity: The rule and the window that they have in common.
@@ -325,14 +325,14 @@ class Tables(list[Table]):
 
     __slots__ = ("_next", "identity", "limit")
 
-    def __init__(self, identity: Identity, limit: AnyLimit, shards: Sequence[Shard], room: Room) -> None:
-        super().__init__([Table(identity, limit, shard, room) for shard in shards])
+    def __init__(self, identity: Identity, limit: AnyLimit, shards: Sequence[Shard], capacity: Capacity) -> None:
+        super().__init__([Table(identity, limit, shard, capacity) for shard in shards])
         self.identity = identity
         self.limit = limit
         self._next = 0
 
     def sweep(self, now_us: int, unix_us: int) -> int:
-        """Go on with the sweep, one table after the other; return how many tables and windows were visited.
+        """Continue the sweep, one table after the other; return how many tables and windows were visited.
 
         Each table is rotated once in a sweep, when none of its windows are stale any more.
         """
@@ -352,7 +352,7 @@ class Tables(list[Table]):
         return work
 
     def is_swept(self) -> bool:
-        """Return whether the sweep has come to its end; the next one begins at the first table."""
+        """Return whether the sweep is complete; the next one begins at the first table."""
         return self._next == len(self)
 
 

@@ -37,11 +37,11 @@ from ...core.reservation import Reservation
 from ...core.ring import WindowState
 from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US
-from ..forks import InChild
+from ..forks import ForkHook
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, keys_shared
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBanRows, MemoryBans
-from .shard import STEP_WINDOWS, Identity, Room, Shard, Shards, Table, Tables, Windows, release_if_held
+from .shard import STEP_WINDOWS, Capacity, Identity, Shard, Shards, Table, Tables, Windows, release_if_held
 
 SHARD_KEYS: Final = 8_192
 """The most keys of a shard, if shards suffice: copying such a dict takes a fraction of a millisecond."""
@@ -95,9 +95,9 @@ class MemoryStore(Store):
         """The clock passed to this store; None for the monotonic clock."""
         self._latest_us = 0
         self.unix_us: Clock = wall_clock or clock or system_us
-        needed = self.max_keys // SHARD_KEYS
-        shards = min(1 << needed.bit_length(), MAX_SHARDS)  # a power of 2
-        # Lock order: the lock of the sweep, that of the bans, those of the shards, that of the room.
+        shards_needed = self.max_keys // SHARD_KEYS
+        shards = min(1 << shards_needed.bit_length(), MAX_SHARDS)  # a power of 2
+        # Lock order: the lock of the sweep, that of the bans, those of the shards, that of the capacity.
         self._sweeping = RLock()
         rows = MemoryBanRows(self.unix_us)
         self.bans = MemoryBans(
@@ -105,7 +105,7 @@ class MemoryStore(Store):
         )
         self._shards = [Shard() for _ in range(shards)]
         self._all = Shards(self._shards)
-        self._room = Room(self.max_keys)
+        self._capacity = Capacity(self.max_keys)
         self._shard_bits = (shards - 1) << HASH_BITS
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
@@ -113,22 +113,22 @@ class MemoryStore(Store):
         self._banned = rows.bans  # always the same dict
         # By the identity of subjects: these, and the number of changes of the bans at which they had none.
         self._cleared: dict[int, tuple[Sequence[BanSubject], int]] = {}
-        self._new: deque[Tables] = deque()  # the tables of limits that the sweep has not seen
+        self._new: deque[Tables] = deque()  # the tables of limits that are not scheduled yet
         self._due: list[tuple[int, int, Tables]] = []  # a heap of (moment, id, tables): those to sweep next
         self._sweep_us = 0
         self._throttle = Throttle(LOG_EVERY_US)
         self._pending: list[Event] = []  # created under a lock, emitted after its release
-        self._in_child = InChild(self._restart)
+        self._in_child = ForkHook(self._restart)
 
     def _restart(self) -> None:
         """In a forked child, make new locks, and free the permits of the parent's requests.
 
-        Each window is found, counted and swept anew. One that another thread had in hand is forgotten, because it was
-        in no dict; the child has admitted nothing by it.
+        Windows are located, counted and swept again. One that another thread was moving is lost, because it was in no
+        dict; the child has admitted nothing by it.
         """
         self._sweeping = RLock()
-        self._cleared.clear()  # another thread may have stored a ban and not yet said so
-        self._room.renew_lock()
+        self._cleared.clear()  # another thread may have stored a ban and not yet counted the change
+        self._capacity.renew_lock()
         for shard in self._shards:
             shard.lock = RLock()
         self._places.clear()
@@ -137,25 +137,25 @@ class MemoryStore(Store):
             if table.holds_permits:
                 table.clear()
             keys += len(table.fresh) + len(table.stale)
-        self._room.keys = keys
+        self._capacity.keys = keys
         self.bans.rows.restart()
         self._new = deque(self._tables.values())
         self._due = []
         self._sweep_us = 0
 
     def __repr__(self) -> str:
-        return f"<MemoryStore {self._room.keys} of {self.max_keys} keys>"
+        return f"<MemoryStore {self._capacity.keys} of {self.max_keys} keys>"
 
     def key_count(self) -> int:
         """Return the current number of windows, without shared cells."""
-        return self._room.keys
+        return self._capacity.keys
 
     def hit(  # noqa: C901 - inlined
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Decision:
         """Charge every check or none, atomically, and return the decision, as `decide` does."""
-        own = checks[0][1] if checks else ""
-        at = (hash(own) & self._shard_bits) >> HASH_BITS
+        client_key = checks[0][1] if checks else ""
+        at = (hash(client_key) & self._shard_bits) >> HASH_BITS
         lock: Any = self._shards[at].lock
         if len(checks) > 1:  # perhaps of several clients
             lock = self._shards_of(checks).lock
@@ -175,13 +175,13 @@ class MemoryStore(Store):
             states: list[WindowState] = []
             has_room = True
             for bucket, key, cost in checks:
-                if key is not own:
-                    own, at = key, (hash(key) & self._shard_bits) >> HASH_BITS
+                if key is not client_key:
+                    client_key, at = key, (hash(key) & self._shard_bits) >> HASH_BITS
                 places = self._places.get(bucket) or self._places_of(bucket)
                 for counter, windows, _, table in places[at]:
                     name = key
                     if key not in windows:
-                        windows, name = self._made(table, key)
+                        windows, name = self._make_window(table, key)
                     windows[name], state = counter.spend(windows[name], now_us, cost)
                     states.append(state)
                     if state[3]:
@@ -189,7 +189,7 @@ class MemoryStore(Store):
             if has_room:
                 decision = Decision(True, OK, now_us, checks, states, None)
             else:
-                decision = refuse(checks, states, now_us, self._known)
+                decision = refuse(checks, states, now_us, self._existing_refs)
         except BaseException:
             release_if_held(lock)
             raise
@@ -209,7 +209,7 @@ class MemoryStore(Store):
         refs: list[WindowRef] = []
         with self._shards_of(checks).lock:
             now_us = self.time_us()
-            for counter, cost, windows, name, is_charged in self._known(checks):
+            for counter, cost, windows, name, is_charged in self._existing_refs(checks):
                 copied = {name: windows[name]}
                 refs.append((counter, cost, copied, name, is_charged))
         decision = decide(checks, refs, now_us)
@@ -220,7 +220,7 @@ class MemoryStore(Store):
         """Return the windows of some checks, without changing anything."""
         self.expect_open()
         with self._shards_of(checks).lock:
-            windows = [windows[name] for _, _, windows, name, _ in self._known(checks)]
+            windows = [windows[name] for _, _, windows, name, _ in self._existing_refs(checks)]
             return Snapshot(self.time_us(), self.unix_us(), windows)
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Decision:
@@ -237,12 +237,12 @@ class MemoryStore(Store):
         self.expect_open()
         checks = [reservation.check for reservation in reservations]
         with self._shards_of(checks).lock:
-            return refund_all(reservations, self._known(checks), self._now_us())
+            return refund_all(reservations, self._existing_refs(checks), self._now_us())
 
     def release(self, decision: Decision) -> bool:
         """Return the permits of a decision at once; False if its reservations have to be refunded instead.
 
-        They are where the key leads, as for any charge.
+        They are in the window of the key, as for any charge.
         """
         if not decision.is_whole:
             return False
@@ -288,12 +288,12 @@ class MemoryStore(Store):
         self.bans.clear()
         self._clear(lambda table: not table.holds_permits)
 
-    def _clear(self, is_meant: Callable[[Table], bool]) -> bool:
+    def _clear(self, is_included: Callable[[Table], bool]) -> bool:
         """Delete the windows and cells of some tables; return whether any was in use."""
         forgotten: list[tuple[Table, dict[str, bytes]]] = []
         with self._all:  # all locks, so that no question finds a part of the keys reset
             for table in self._every_table():
-                if is_meant(table):
+                if is_included(table):
                     forgotten += [(table, windows) for windows in table.clear()]
         # The windows are read here, and deallocated on return, without blocking other threads on a lock.
         now_us, unix_us = self.time_us(), self.unix_us()
@@ -304,12 +304,12 @@ class MemoryStore(Store):
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests hold now, over all keys."""
-        held = 0
+        permits = 0
         for table in self._every_table():
             if table.holds_permits:
                 with table.shard.lock:
-                    held += table.permits()
-        return held
+                    permits += table.permits()
+        return permits
 
     # -- strikes, for `MemoryBans` ------------------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ class MemoryStore(Store):
         at = self._shard_of(key)
         with self._shards[at].lock:
             ((counter, _, _, table),) = self._places_of(bucket)[at]
-            windows = table.own(key)
+            windows = table.ensure_window(key)
             if windows is None:
                 return None
             now_us = self._now_us()
@@ -327,16 +327,16 @@ class MemoryStore(Store):
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
-        meant: Identity | None = None
+        identity: Identity | None = None
         if bucket is not None:
-            meant = bucket.name, bucket.limits[0].same_window
+            identity = bucket.name, bucket.limits[0].same_window
         at = self._shard_of(key)
         had_strikes = False
         with self._shards[at].lock:
             now_us = self.time_us()
             for tables in list(self._tables.values()):
                 table = tables[at]
-                if not table.counts_strikes or meant not in (None, table.identity):
+                if not table.counts_strikes or identity not in (None, table.identity):
                     continue
                 counter = table.limit.counter_by(self.unix_us)
                 in_force, _ = counter.charge(table.remove(key), now_us, 0)
@@ -362,12 +362,12 @@ class MemoryStore(Store):
 
     def _shards_of(self, checks: Sequence[Check]) -> Shard | Shards:
         """Return the shards of some checks, whose locks are acquired in their order; a single one is the usual case."""
-        own = checks[0][1] if checks else ""
+        first_key = checks[0][1] if checks else ""
         for check in checks:
-            if check[1] is not own:
+            if check[1] is not first_key:
                 break
         else:  # one client
-            return self._shards[self._shard_of(own)]
+            return self._shards[self._shard_of(first_key)]
         shards = {self._shard_of(key) for _, key, _ in checks}
         if len(shards) == 1:
             return self._shards[shards.pop()]
@@ -378,16 +378,16 @@ class MemoryStore(Store):
     def _refused(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it. The lock is held.
 
-        The subjects of a client, a tuple that it has anyway, are looked for once after each change of the bans; keys of
+        The subjects of a client, a tuple that it has anyway, are looked up once after each change of the bans; keys of
         checks, which may be others, with each hit.
         """
         changes = self.bans.rows.changes
         cleared = self._cleared.get(id(subjects))
         if cleared is not None and cleared[0] is subjects and cleared[1] == changes:
             networks = self.bans.rows.networks.bans
-            own = subjects[0] if subjects else None  # cleared with the others
+            client_key = subjects[0] if subjects else None  # cleared with the others
             for _, key, _ in checks:
-                if key is not own and (key in self._banned or key in networks):
+                if key is not client_key and (key in self._banned or key in networks):
                     break  # a key of its own may be banned
             else:
                 return None
@@ -405,10 +405,10 @@ class MemoryStore(Store):
                 if key in windows:
                     refs.append((counter, cost, windows, key, is_charged))
                 else:
-                    refs.append((counter, cost, *self._made(table, key), is_charged))
+                    refs.append((counter, cost, *self._make_window(table, key), is_charged))
         return refs
 
-    def _made(self, table: Table, key: str) -> tuple[Windows, str]:
+    def _make_window(self, table: Table, key: str) -> tuple[Windows, str]:
         """Make a window for a key, or where there is no room find its shared cell. The lock is held."""
         windows, name = table.place(key, self._secret)
         if windows is not table.fresh and self._throttle.left_out("keys_shared", self.time_us()) is not None:
@@ -416,7 +416,7 @@ class MemoryStore(Store):
             self._sweep_us = 0  # so that `tidy` emits it
         return windows, name
 
-    def _known(self, checks: Sequence[Check]) -> list[WindowRef]:
+    def _existing_refs(self, checks: Sequence[Check]) -> list[WindowRef]:
         """Return the locations of a question's windows without making any. The lock is held."""
         refs: list[WindowRef] = []
         for bucket, key, cost in checks:
@@ -446,10 +446,10 @@ class MemoryStore(Store):
         tables = self._tables.get(identity)
         if tables is not None:
             return tables
-        made = Tables(identity, limit, self._shards, self._room)
-        tables = self._tables.setdefault(identity, made)  # another thread may have been first
-        if tables is made:
-            self._new.append(made)
+        new_tables = Tables(identity, limit, self._shards, self._capacity)
+        tables = self._tables.setdefault(identity, new_tables)  # another thread may have been first
+        if tables is new_tables:
+            self._new.append(new_tables)
             self._sweep_us = 0
         return tables
 
@@ -469,7 +469,7 @@ class MemoryStore(Store):
                     self._sweeping.release()
 
     def _sweep(self, now_us: int) -> None:
-        """Sweep some of what is due; this takes little time."""
+        """Sweep some of the limits that are due; this takes little time."""
         while self._new:
             self._visit_later(self._new.popleft(), now_us)
         self._sweep_tables(now_us)
@@ -482,7 +482,7 @@ class MemoryStore(Store):
             self._sweep_us = 0
 
     def _sweep_tables(self, now_us: int) -> None:
-        """Sweep limits that are due, all of their tables, as far as one step of the sweep comes."""
+        """Sweep limits that are due, all of their tables, as many as one step of the sweep allows."""
         unix_us, work = self.unix_us(), 0
         while work < STEP_WINDOWS and self._due and self._due[0][0] <= now_us:
             tables = self._due[0][-1]
@@ -504,5 +504,5 @@ class MemoryStore(Store):
             if any(tables):
                 return False
             self._tables.pop(tables.identity, None)
-            self._places.clear()  # under all locks: no hit may go into windows that nobody reads
+            self._places.clear()  # under all locks: no hit may go into windows that are no longer read
             return True

@@ -36,7 +36,7 @@ from ...core.decision import OK, Decision, Reason, refused_by_ban, refused_later
 from ...core.memo import MEMO_SIZE, remember
 from ...core.reservation import Reservation, reserved
 from ...core.ring import WindowState
-from ..forks import InChild, restart_if_forked
+from ..forks import ForkHook, restart_if_forked
 from .protocol import StoreTime, real_monotonic_us
 from .question import Question
 
@@ -121,7 +121,7 @@ class HeldAnswers:
         """When the last refusal ends."""
         self._ahead_us = -math.inf, math.inf
         """How far the server's clock is ahead of the monotonic one, at least and at most."""
-        self._in_child = InChild(self.drop)
+        self._in_child = ForkHook(self.drop)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
