@@ -19,7 +19,7 @@ from slidegate import (
     user,
 )
 from slidegate.ops.explain import facts_of
-from slidegate.ops.facts import Does
+from slidegate.ops.facts import Verdict
 from slidegate.ops.kinds import beginnings_of
 from slidegate.ops.readers import where_banned
 from slidegate.ops.rows import key_of
@@ -98,7 +98,7 @@ async def test_where_the_ban_of_a_key_holds_is_said_by_what_workers_have_publish
     if "counts by it" in holds:  # so `explain` has a row for it
         await limiter.ban(given, "1h")
         (row,) = [row for row in (await facts_of(limiter, given)).rows if row.what == "ban"]
-        assert row.does is (Does.MAY_REFUSE if case == "a function" else Does.REFUSES)
+        assert row.does is (Verdict.MAY_REFUSE if case == "a function" else Verdict.REFUSES)
 
 
 class Case(NamedTuple):

@@ -86,7 +86,6 @@ class ConfigReader:
     """Reads a configuration file once, and creates what it describes.
 
     Args:
-        path: The file.
         code: The options given in code.
 
     Attributes:
@@ -249,7 +248,7 @@ class ConfigReader:
         if isinstance(value, dict):
             return self._from_table(Quota, value, "quota")
         if isinstance(value, list):
-            return [self._limits(one) for one in value]
+            return [self._limits(item) for item in value]
         return value
 
     # -- keys and conditions -------------------------------------------------------------------------------------------
@@ -290,11 +289,11 @@ class ConfigReader:
         if not isinstance(path, str) or not os.path.basename(path):
             raise ConfigurationError(f"expected {expected}, not {quoted(path)}")
         name = str(self._path.parent / path)
-        before = version_of(name)
+        version = version_of(name)
         try:
             return kind(name)
         except ConfigurationError as error:  # the name of the file is the whole value, without a table
-            self.unread = name, before
+            self.unread = name, version
             raise ConfigurationError(error.text) from error.__cause__
 
     def _trusted(self, value: object) -> object:
@@ -378,7 +377,7 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 
 def _one_of(statuses: object) -> Callable[[int], bool]:
-    """Return the function that tells whether a response counts, from the statuses that do."""
+    """Return the function that says whether a response counts, given the statuses that do."""
     listed = _listed(statuses, "a list of statuses such as [401, 403]")
     for status in listed:
         check_whole(status, 100, 599, "", "for example 401")

@@ -2,7 +2,7 @@
 
 The active middleware is complete. A changed file creates another middleware, and a single assignment makes it the
 active one for later requests; those that wait, and open websockets, end under the one that they came to. A file with an
-error changes nothing. `_watcher` determines when a file is looked at and read.
+error changes nothing. `_watcher` determines when a file is checked and read.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         path: str | PathLike[str] = "",
         **options: Unpack[FileOptions],
     ) -> None:
-        others = options.keys() - FileOptions.__annotations__.keys()
-        if others:
-            raise ConfigurationError(f"from_file: write {min(others)} into the file, not beside it")
+        misplaced = options.keys() - FileOptions.__annotations__.keys()
+        if misplaced:
+            raise ConfigurationError(f"from_file: write {min(misplaced)} into the file, not beside it")
         if not path or not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
                 "from_file: expected the path of a file, for example "
@@ -85,12 +85,12 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         if limiter is not None:
             self._code["limiter"] = limiter
         reader = ConfigReader(self.file, self._code)
-        first = reader.options()
+        read_options = reader.options()
         if limiter is None:
             limiter = reader.limiter(options.get("store", ""))
         self.limiter = limiter
         self._of_limiter = reader.of_limiter
-        self.app = self._built(reader, first)
+        self.app = self._build(reader, read_options)
         self.limiter.engine.register(self.app)
         self.observe(self.limiter.engine.emit)
         self.is_built = True
@@ -108,19 +108,19 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             self.check_if_due()
         await self.app(scope, receive, send)
 
-    def _built(self, reader: ConfigReader, options: Mapping[str, Any]) -> RateLimitMiddleware:
+    def _build(self, reader: ConfigReader, options: Mapping[str, Any]) -> RateLimitMiddleware:
         """Create the middleware that the file describes."""
-        given = {**options, **self._code, "limiter": self.limiter}
-        enabled = given.pop("enabled", True)
-        # It is made anew in each stack, and counts by the names of the one before.
-        made = object.__new__(RateLimitMiddleware)
-        made.file = self.file
+        all_options = {**options, **self._code, "limiter": self.limiter}
+        enabled = all_options.pop("enabled", True)
+        # Each stack gets a new one, which counts by the names of the one before.
+        middleware = object.__new__(RateLimitMiddleware)
+        middleware.file = self.file
         try:
-            made.app = self._below
-            made.begin_with(Policy(self._below, **given, owner=self), enabled)
+            middleware.app = self._below
+            middleware.begin_with(Policy(self._below, **all_options, owner=self), enabled)
         except ConfigurationError as error:
             raise reader.located(error) from error.__cause__
-        return made
+        return middleware
 
     def load(self) -> tuple[int, Callable[[], None]]:
         reader = ConfigReader(self.file, self._code)
@@ -128,21 +128,21 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             options = reader.options()
         finally:
             self.needs = reader.unread
-        for name, written in reader.of_limiter.items():
-            if written != self._of_limiter[name]:
+        for name, value in reader.of_limiter.items():
+            if value != self._of_limiter[name]:
                 text = "it cannot change while the application runs; restart the application"
                 raise reader.located(ConfigurationError(text, name))
-        made = self._built(reader, options)
+        middleware = self._build(reader, options)
 
         def apply() -> None:
             if self.app.routed_app is not None:  # here, in the thread of the file: with many routes it takes long
-                made.check_routes(self.app.routed_app)
-            made.policy.rules.written |= self.app.policy.rules.written  # a reload changes limits, and no code
-            made.app = self._below  # the stack may have been built again since
-            replaced, self.app = self.app, made
+                middleware.check_routes(self.app.routed_app)
+            middleware.policy.rules.written |= self.app.policy.rules.written  # a reload changes limits, and no code
+            middleware.app = self._below  # the stack may have been built again since
+            replaced, self.app = self.app, middleware
             self.limiter.engine.callers.remove(replaced)
-            self.limiter.engine.register(made)
+            self.limiter.engine.register(middleware)
             replaced.restart()
             self.limiter.engine.queues.wake()
 
-        return len(made.rules), apply
+        return len(middleware.rules), apply

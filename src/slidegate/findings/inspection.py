@@ -1,4 +1,4 @@
-"""When each finding about a middleware is looked for, and what its first requests show."""
+"""Looks for the findings about a middleware, at its start and in its first requests."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ _NAMING: Final = (
 _FIRST: Final = 100
 """How many requests are counted by their clients."""
 _NEARLY_ALL: Final = 90
-"""As many of them from one client pass for all; a health check may come from elsewhere."""
+"""If one client has sent this many of them, all count as its own; a health check may come from elsewhere."""
 _MANY_NAMES: Final = 20
-"""As many clients that they name are no coincidence."""
+"""If its requests name this many clients, that is no coincidence."""
 
 
 def of_settings(policy: Policy, off_by: str) -> None:
-    """Look at the settings; `off_by` is the one that switches the middleware off, or empty."""
+    """Inspect the settings; `off_by` is the one that switches the middleware off, or empty."""
     if off_by:
         text = f"slidegate is switched off ({off_by}): every request passes"
         policy.findings.report([Finding("SG110", f"{text}; if that is not intended, remove this setting")])
 
 
 def of_building(policy: Policy, middleware: Any) -> None:
-    """Look at how a middleware is built, if it counts apart from others."""
+    """Inspect how a middleware is built, if it counts separately from others."""
     policy.findings.report(settings.about_building(middleware))
 
 
 def of_rules(policy: Policy) -> None:
-    """Look at what needs no application: its processes, and the order of the rules."""
+    """Inspect what needs no application: the processes, and the order of the rules."""
     policy.findings.report(settings.about_workers(policy.limiter))
     policy.findings.report(routes.about_order(policy.rules))
 
 
 def of_routes(policy: Policy, app: object, routed_app: object) -> None:
-    """Look at the rules and the routes, when the application starts.
+    """Inspect the rules and the routes, when the application starts.
 
     Args:
         policy: The policy of the middleware.
@@ -68,7 +68,7 @@ def of_routes(policy: Policy, app: object, routed_app: object) -> None:
 
 
 def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
-    """Look at one of the first requests; return a `send` that looks at it again when its response starts."""
+    """Inspect one of the first requests; return a `send` that inspects it again when its response starts."""
     report = policy.findings.report
     policy.findings.requests_left -= 1
     peer = peer_of(scope)
@@ -89,7 +89,7 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
 
 
 def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
-    """Look at one of the first requests at an endpoint with a limit.
+    """Inspect one of the first requests at an endpoint with a limit.
 
     Args:
         visit: The request in its middleware.
@@ -99,7 +99,7 @@ def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
     policy: Policy = visit.policy
     policy.findings.report(_about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
     if _counts_users(rule) and not _has_user(scope):
-        visit.effects = [*visit.effects, _LateUser(rule, scope)]
+        visit.effects = [*visit.effects, _UserCheck(rule, scope)]
 
 
 # -- one request -------------------------------------------------------------------------------------------------------
@@ -124,11 +124,11 @@ def _about_request(policy: Policy, scope: Scope, client: Client) -> Iterator[Fin
 
 def _about_shared_names(policy: Policy, outer: Visit) -> Iterator[Finding]:
     """Yield the finding about limits that an outer middleware with the same limiter has charged already."""
-    own = {bucket.name for bucket in policy.buckets()}
+    own_names = {bucket.name for bucket in policy.buckets()}
     for other, decision in outer.decisions:
         if other is policy or other.limiter is not policy.limiter:
             continue
-        shared = [bucket for bucket, _, _ in decision.checks if bucket.name in own]
+        shared = [bucket for bucket, _, _ in decision.checks if bucket.name in own_names]
         if shared:
             yield Finding(
                 "SG132",
@@ -164,14 +164,14 @@ def _about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, c
         address: How the middleware determines clients.
         peer: The peer when the request came.
         scope: The request at its endpoint, or when its response starts.
-        client_key: The key of its client. What has read the same address inside does no harm.
+        client_key: The key of its client. Another peer of the same key does no harm.
     """
     inside = peer_of(scope)
     if not inside or inside == peer:
         return
-    read = read_node(inside)
+    address_inside = read_node(inside)
     prefixes = address.prefixes
-    if read is None or address_key(*read, prefixes[4], prefixes[6]) != client_key:
+    if address_inside is None or address_key(*address_inside, prefixes[4], prefixes[6]) != client_key:
         yield Finding(
             "SG104",
             "something inside this middleware reads the proxies: the middleware counts, strikes and bans the address "
@@ -181,7 +181,7 @@ def _about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, c
 
 
 def _about_late_user(policy: Policy) -> Iterator[Finding]:
-    """Yield the finding about rules by user, if a request has got its user after they counted it."""
+    """Yield the finding about rules by user, if the user of a request was set after they counted it."""
     if any(map(_counts_users, [*policy.rules.given, policy.default_rule])):
         yield Finding(
             "SG139",
@@ -191,8 +191,8 @@ def _about_late_user(policy: Policy) -> Iterator[Finding]:
         )
 
 
-class _LateUser(Effect):
-    """Looks for a user who was missing when a limit at an endpoint counted by user, when the response starts.
+class _UserCheck(Effect):
+    """Checks, when the response starts, for a user who was missing when a limit at an endpoint counted by user.
 
     Args:
         rule: The rule of the limit.
@@ -204,7 +204,6 @@ class _LateUser(Effect):
         self._scope = scope
 
     def start(self, visit: Visit, status: object) -> None:
-        """See `Effect.start`."""
         if _has_user(self._scope):
             text = (
                 f"limit {self._label!r} counts by user, but stands in front of the dependency that sets the user, so "
@@ -221,7 +220,7 @@ def _counts_users(rule: Rule | None) -> bool:
 
 
 def _has_user(scope: Scope) -> bool:
-    """Return whether something has set a user, also a user who is not logged in; True if that cannot be read."""
+    """Return whether the request has a user, even one who is not logged in; True if that cannot be read."""
     try:
         return person_of(scope) is not None
     except Exception:
@@ -233,13 +232,13 @@ def _has_user(scope: Scope) -> bool:
 
 def _about_one_client(policy: Policy, client_key: str, scope: Scope) -> Iterator[Finding]:
     """Count a request; yield the finding about its client if nearly all are its own, and name many others."""
-    first = policy.findings.first
-    named = [bytes(value) for name, value in scope["headers"] if name in _NAMING]
-    first.append((client_key, hash(tuple(named))))
-    if len(first) != _FIRST or not _counts_addresses(policy):
+    requests = policy.findings.first
+    naming_fields = [bytes(value) for name, value in scope["headers"] if name in _NAMING]
+    requests.append((client_key, hash(tuple(naming_fields))))
+    if len(requests) != _FIRST or not _counts_addresses(policy):
         return
-    own = [names for key, names in first if key == client_key]
-    if len(own) >= _NEARLY_ALL and len({*own}) >= _MANY_NAMES:
+    names_of_client = [names for key, names in requests if key == client_key]
+    if len(names_of_client) >= _NEARLY_ALL and len({*names_of_client}) >= _MANY_NAMES:
         yield Finding(
             "SG140",
             f"the first {_FIRST} requests come from one client, {client_key!r}, and their header fields name many: "

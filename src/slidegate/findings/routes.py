@@ -1,7 +1,7 @@
-"""Findings about rules and routes: what another rule or no route leaves to do, and what stands in the wrong order.
+"""Findings about rules and routes: rules without effect, paths without routes, and what is in the wrong order.
 
-What a rule does is asked of the rules themselves, for examples of its requests. They are of every kind that another
-rule could take from it: paths of several lengths for a parameter with slashes, and a method that no rule names for
+The effect of a rule is determined by matching examples of its requests. They are of every kind that another rule could
+take from it: paths of several lengths for a parameter with slashes, and a method that no rule names for
 rules of all methods.
 """
 
@@ -47,13 +47,13 @@ def about_order(rule_set: RuleSet) -> Iterator[Finding]:
     if not any(rule.action.is_final for rule in rule_set.given):
         return
     for rule in rule_set.given:
-        examples = [*_met_by_examples(rule_set, rule)]
+        examples = [*_matches_of_examples(rule_set, rule)]
         reaching = [rules for rules in examples if rule in rules]
         others = {rules[0] for rules in reaching} or {rules[-1] for rules in examples}
         if len(others) != 1:
             continue
         above = others.pop()
-        # A rule that does the same as the one that ends the list is not missed.
+        # If a rule does the same as the one that ends the list, nothing is lost.
         if not reaching and (rule.counts or rule.action != above.action):
             yield Finding(
                 "SG133",
@@ -69,17 +69,17 @@ def about_order(rule_set: RuleSet) -> Iterator[Finding]:
             )
 
 
-def _met_by_examples(rule_set: RuleSet, rule: Rule) -> Iterator[list[Rule]]:
-    """Yield the rules that each example of a rule meets: this one is among them, or the last one ends the list."""
+def _matches_of_examples(rule_set: RuleSet, rule: Rule) -> Iterator[list[Rule]]:
+    """Yield the rules that match each example of a rule: this one is among them, or the last one ends the list."""
     matching = rule.matching
-    written = [path.path for path in matching.rule_paths] or ["/{rest:path}"]
-    paths = {filled(path, rest) for path in written for rest in _RESTS}
+    path_texts = [path.path for path in matching.rule_paths] or ["/{rest:path}"]
+    paths = {filled(path, rest) for path in path_texts for rest in _RESTS}
     for connection, method, path in product(("http", "websocket"), matching.methods or [_UNLISTED], paths):
         scope = {"type": connection, "method": method, "path": path}
         if matching.allows(connection, method_of(scope)):
-            met = rule_set.met(scope, (path,))
-            rules = [bound.rule for bound, _ in met]
-            if rule in rules or is_ended(met):
+            matches = rule_set.met(scope, (path,))
+            rules = [bound.rule for bound, _ in matches]
+            if rule in rules or is_ended(matches):
                 yield rules
 
 
@@ -94,34 +94,30 @@ def about_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
     for rule in rules:
         if rule.action.blocks:  # for scanners, whose paths have no routes
             continue
-        wanted = _USUAL_METHODS & (rule.matching.methods or set())
-        taken: set[str] = set()
+        rule_methods = _USUAL_METHODS & (rule.matching.methods or set())
+        route_methods: set[str] = set()
         for path in [rule_path.path for rule_path in rule.matching.rule_paths]:
-            met = routes.meeting(path, wanted)
-            if not met:
+            matching_routes = routes.matching(path, rule_methods)
+            if not matching_routes:
                 yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route; {routes.remedy(path)}")
-            for route in met:
-                taken |= route.methods or wanted
+            for route in matching_routes:
+                route_methods |= route.methods or rule_methods
             if ":path}" in path:  # that of many routes, whatever they take
-                taken |= wanted
-        if wanted and taken and taken.isdisjoint(wanted):
-            text = f"rule {rule.label!r} is for {', '.join(sorted(wanted))}, which no route of its path takes"
-            yield Finding("SG136", f"{text}; they take {', '.join(sorted(taken - {'HEAD'}))}")
+                route_methods |= rule_methods
+        if rule_methods and route_methods and route_methods.isdisjoint(rule_methods):
+            text = f"rule {rule.label!r} is for {', '.join(sorted(rule_methods))}, which no route of its path takes"
+            yield Finding("SG136", f"{text}; they take {', '.join(sorted(route_methods - {'HEAD'}))}")
 
 
 class _Routes:
-    """The routes of an application.
-
-    Args:
-        app: The application.
-    """
+    """The routes of an application."""
 
     def __init__(self, app: object) -> None:
         self._app = app
         self._routes = mounted_routes(app)
         self._is_by_path = is_by_path(app)  # with a `Host`, a path is not enough
 
-    def meeting(self, path: str, methods: Iterable[str] = ()) -> list[MountedRoute]:
+    def matching(self, path: str, methods: Iterable[str] = ()) -> list[MountedRoute]:
         """Return routes that may take a path: its text decides, or the routers, if they can be asked for this one."""
         if "{" in path or not self._is_by_path:
             return [route for route in self._routes if filled_for_both(path, route.path)]
@@ -130,11 +126,11 @@ class _Routes:
         return [route for route in reached if route is not None]
 
     def remedy(self, path: str) -> str:
-        """Return what to do about a path that no route meets."""
+        """Return what to do about a path that no route matches."""
         tail = path
         while "/" in tail[1:]:
             tail = tail[tail.index("/", 1) :]
-            if not tail.startswith("/{") and self.meeting(tail):
+            if not tail.startswith("/{") and self.matching(tail):
                 return f"rules have no root_path: write {tail!r}"
         others = [route.path for route in self._routes if route.path != path]  # it may be hidden by a mount above it
         return f"write it with the prefix of its router, or remove it{closest(path, others)}"
@@ -181,6 +177,6 @@ def _refuses(policy: Policy) -> bool:
 
 def _is_cors(layer: object) -> bool:
     """Return whether an application is CORSMiddleware, or one that will put it around its routes."""
-    # Who has not imported it does not use it.
+    # An application that has not imported it does not use it.
     cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", ())
     return any(issubclass(kind, cors) for kind in (type(layer), *(added.cls for added in added_middlewares(layer))))

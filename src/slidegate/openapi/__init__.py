@@ -1,6 +1,6 @@
 """OpenAPI: which limits each operation of a FastAPI application has, and what a refused request gets.
 
-All this is asked of the middlewares and read from the routes. The stack of an application is only built when its
+Limits come from the middlewares, operations from the routes. The stack of an application is only built when its
 document is made, and not kept, so that middlewares can still be added.
 """
 
@@ -81,7 +81,7 @@ def document_limits(app: Any, *, response: Any = None, names: bool = False, keys
     application describes itself stay as they are. Rules that block, shadow rules and honeypots are not published.
 
     Call it when the application is complete: FastAPI applications that are mounted by then are documented too, each
-    in its own document. A document is made once; ``app.openapi_schema = None`` makes it anew, for example after a
+    in its own document. A document is made once; ``app.openapi_schema = None`` makes it again, for example after a
     configuration file has changed.
 
     Args:
@@ -155,9 +155,9 @@ class _LimitedDocument:
     def _describe(self, operation: Json, guards: Sequence[Guard], limits: Sequence[Limit]) -> None:
         """Add limits, and the responses of refusals, to what a document says of an operation."""
         responses = operation["responses"]
-        theirs = {*responses}
+        documented_statuses = {*responses}
         for status, content in self._refusals(guards, limits):
-            if status in theirs:
+            if status in documented_statuses:
                 continue
             response = responses.setdefault(
                 status,

@@ -43,8 +43,6 @@ class Limit(NamedTuple):
     """A limit of an operation.
 
     Attributes:
-        rule: Its rule.
-        guard: The middleware that counts.
         is_partial: Whether it applies to some paths alone.
         is_at_endpoint: Whether it is at the endpoint.
     """
