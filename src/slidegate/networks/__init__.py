@@ -1,1 +1,1 @@
-"""Who an address belongs to: lists of networks, operators and countries; and the tools that an MCP request calls."""
+"""Owners of addresses, by lists of networks, operators and countries; and the tools that an MCP request calls."""

@@ -1,8 +1,8 @@
 """Crawlers by the addresses that their operators publish: the JSON of Google, Bing, Apple, OpenAI and others, and AWS.
 
-Anybody can send the name of a crawler, and nobody its address. Whether the client of a request is in a list is asked of
-its whole address, as its middleware sees it: its key may be a /64, which a crawler shares with others, or wider than
-what is published.
+Any client can send the name of a crawler, but not its address. The condition compares the
+whole address of a client, as its middleware sees it: its key may be a /64, which a crawler shares with others, or wider
+than the published ranges.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ def published_ranges(content: bytes, service: str | None) -> Iterator[AddressRan
     """Yield the ranges of the networks of a published file.
 
     Args:
-        content: The file.
-        service: The service whose networks are wanted, if the file names some: anybody can rent addresses of others.
+        service: The service whose networks are wanted, if the file names some: any client can rent addresses of others.
 
     Raises:
         ConfigurationError: The file is invalid or has no such networks, or it names services and none is wanted.
@@ -47,12 +46,12 @@ def published_ranges(content: bytes, service: str | None) -> Iterator[AddressRan
         )
     if service is not None and service not in services:
         raise ConfigurationError(f"no network is of the service {quoted(service)}", "service")
-    found = 0
+    count = 0
     for place, row in rows:
         if service is None or row.get("service") == service:
             yield _range(place, row)
-            found += 1
-    if not found:
+            count += 1
+    if not count:
         raise ConfigurationError(f"has no networks; expected {_EXPECTED}")
 
 

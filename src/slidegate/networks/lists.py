@@ -70,7 +70,7 @@ class Networks(core.Networks):
             private: As a blocklist, also refuse loopback, private, shared and link-local addresses, and trusted
                 proxies. By default these are left out, which the event ``list_spared`` reports.
             service: The service whose networks are taken from a file that names services, as AWS's does. It is required
-                there, because anybody can rent an address of EC2.
+                there, because any client can rent an address of EC2.
 
         Raises:
             ConfigurationError: The file or a line of it is invalid.
@@ -95,9 +95,9 @@ class Networks(core.Networks):
 
     def find(self, version: int, value: int) -> str | None:
         """Return the name of the file, else ``""``, if a parsed address is in one of the networks; None if not."""
-        found = super().find(version, value)
-        if found is None or self.file is None:
-            return found
+        name = super().find(version, value)
+        if name is None or self.file is None:
+            return name
         return self.file.name
 
 
@@ -169,7 +169,6 @@ class ListFile(FollowedFile):
             )
 
     def load(self) -> tuple[int, Callable[[], None]]:
-        """See `FollowedFile.load`."""
         networks = self.read()
         return len(networks), lambda: self.networks.become(networks)
 
@@ -203,7 +202,7 @@ def _ranges(path: str, service: str | None) -> Iterator[AddressRange]:
         raise ConfigurationError(f"{path}: names no services; leave service out", "service")
     for number, entry in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace")):
         try:
-            found = parse_network(entry)
+            network = parse_network(entry)
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}, line {number}: {error}") from None
-        yield found
+        yield network

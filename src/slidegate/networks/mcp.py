@@ -4,7 +4,7 @@ Since revision 2026-07-28, clients of the Model Context Protocol send the JSON-R
 ``Mcp-Method`` and the name of the tool in ``Mcp-Name`` (SEP-2243). Clients can write anything there. The fields can be
 trusted only if the server behind the limiter rejects requests whose body differs, and servers do so only for requests
 with such a revision in ``MCP-Protocol-Version``. Clients of older revisions send neither field, so they are counted
-apart.
+separately.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ class McpTool(Key):
                     f"not {quoted(name)}{closest(name, self.names)}",
                     "is_in",
                 )
-        wanted = frozenset(names)
+        tools = frozenset(names)
 
         def is_true(scope: Scope, client_key: str) -> bool | None:
             tool = _tool_of(scope)
             if tool is None or tool == _OLDER:
                 return None
-            return tool in wanted
+            return tool in tools
 
-        return KeyCondition(f"{self.identity} {sorted(wanted)}", is_true)
+        return KeyCondition(f"{self.identity} {sorted(tools)}", is_true)
 
     def is_older(self) -> KeyCondition:
         """Return a condition for `Rule(when=...)`: the client speaks a revision that names no tools in header fields.
@@ -104,11 +104,11 @@ def _tool_of(scope: Scope) -> str | None:
     if scope["type"] != "http" or str(scope.get("method")).upper() != "POST":
         return ""
     # Some servers write a bytearray, which has no hash.
-    found = [(bytes(name), bytes(value)) for name, value in scope["headers"] if name in _FIELDS]
-    revision, method, tool = (dict(found).get(name) for name in _FIELDS)
+    fields = [(bytes(name), bytes(value)) for name, value in scope["headers"] if name in _FIELDS]
+    revision, method, tool = (dict(fields).get(name) for name in _FIELDS)
     if revision is None:  # as in the first request of such a client, `initialize`
         return _OLDER
-    if len(found) > len(dict(found)) or not _REVISION.fullmatch(revision):
+    if len(fields) > len(dict(fields)) or not _REVISION.fullmatch(revision):
         return None
     if revision < _FIRST_VALIDATED:
         return _OLDER

@@ -80,12 +80,11 @@ class NetworkFile(FollowedFile):
         except Exception:
             left_out = self._throttle.left_out(None, time.monotonic())
             if left_out is not None:
-                said = "looking up %s for %s failed, so operator and country are unknown%s"
-                logger.exception(said, self.path, client_key, left_out)
+                message = "looking up %s for %s failed, so operator and country are unknown%s"
+                logger.exception(message, self.path, client_key, left_out)
             return _NOWHERE
 
     def load(self) -> tuple[int, Callable[[], None]]:
-        """See `FollowedFile.load`."""
         reader, has = _opened(self.path)
         if not has >= self.has:
             raise ConfigurationError(f"{self.path}: lacks operators or countries that the old version has")
@@ -118,7 +117,7 @@ class Network(Key):
         if by not in (None, *_BY):
             raise ConfigurationError(f'expected "asn" or "country", not {quoted(by)}{closest(by, _BY)}', "by")
         self.file = file
-        self.by: str = by or next(one for one in _BY if one in file.has)
+        self.by: str = by or next(kind for kind in _BY if kind in file.has)
         self.identity = f"network:{self.by}"
         _check_says(file, self.by, "by")
 
@@ -137,8 +136,8 @@ class Network(Key):
         """
         if not values:
             raise ConfigurationError(f"{_PLACES}, not nothing", "is_in")
-        wanted = frozenset(map(_parsed, values))
-        for place in wanted:
+        places = frozenset(map(_parsed, values))
+        for place in places:
             kind = "asn"
             if isinstance(place, str):
                 kind = "country"
@@ -146,9 +145,9 @@ class Network(Key):
 
         def is_true(scope: Scope, client_key: str) -> bool:
             place = self.file.find(client_key)
-            return place.asn in wanted or place.country in wanted
+            return place.asn in places or place.country in places
 
-        return KeyCondition(f"network {sorted(map(str, wanted))}", is_true)
+        return KeyCondition(f"network {sorted(map(str, places))}", is_true)
 
 
 def network(path: str | PathLike[str], *, by: Literal["asn", "country"] | None = None) -> Network:
@@ -170,10 +169,10 @@ def network(path: str | PathLike[str], *, by: Literal["asn", "country"] | None =
     return Network(NetworkFile(os.fspath(path)), by)
 
 
-def _check_says(file: NetworkFile, what: str, option: str) -> None:
-    if what not in file.has:
+def _check_says(file: NetworkFile, kind: str, option: str) -> None:
+    if kind not in file.has:
         raise ConfigurationError(
-            f"{file.path} does not contain the {_BY[what]} of an address; use a file that does", option
+            f"{file.path} does not contain the {_BY[kind]} of an address; use a file that does", option
         )
 
 
@@ -201,10 +200,10 @@ def _place(record: Any) -> Place:
 
 def _number(asn: Any) -> int | None:
     """Return the number of an operator, also given as text, ``AS64500`` or ``64500``; None if it is invalid."""
-    found = re.fullmatch("(?:AS)?([0-9]{1,10})", str(asn), re.IGNORECASE | re.ASCII)
-    if found is None:
+    match = re.fullmatch("(?:AS)?([0-9]{1,10})", str(asn), re.IGNORECASE | re.ASCII)
+    if match is None:
         return None
-    return int(found[1]) or None
+    return int(match[1]) or None
 
 
 def _opened(path: str) -> tuple[Reader, frozenset[str]]:

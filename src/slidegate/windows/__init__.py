@@ -1,4 +1,4 @@
-"""The windows alone, for who wants only the arithmetic: counts, totals and times of events, in sliding slices.
+"""The windows alone, for programs that need only the arithmetic: counts, totals and times of events, in sliding slices.
 
 No limit needs them; statistics count in `ResponseTimes`. `now_us` is an argument of every call, so any clock will do.
 """

@@ -42,8 +42,8 @@ class CounterWindow:
             raise ValueError(f"units: expected 0 or more, not {quoted(units)}")
         if not units:
             return
-        window, kept = self._counter.charge(self._window, now_us, units)
-        if kept < units:
+        window, counted = self._counter.charge(self._window, now_us, units)
+        if counted < units:
             raise ValueError(f"units: a window counts at most {MAX_UNITS} units, so there is no room for {units} more")
         self._window = window
 

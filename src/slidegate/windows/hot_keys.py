@@ -119,11 +119,11 @@ class HotKeys:
             now_us: The time, in microseconds.
             count: How many keys to return, 1 or more. They are sorted by hits, the most first, then by key.
         """
-        counted: Counter[str] = Counter()
+        totals: Counter[str] = Counter()
         with self._lock:
             for summary in self._live(now_us // self.slice_us):
-                counted.update(summary.counts)
-        return nsmallest(count, counted.items(), key=lambda entry: (-entry[1], entry[0]))
+                totals.update(summary.counts)
+        return nsmallest(count, totals.items(), key=lambda entry: (-entry[1], entry[0]))
 
     def error(self, now_us: int) -> int:
         """Return e at `now_us`: the most hits of any key that were not counted in the k + 1 slices."""

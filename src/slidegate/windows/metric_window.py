@@ -63,10 +63,10 @@ class MetricSummary:
         spans = {(summary.start_us, summary.span_us) for summary in summaries}
         if len(spans) != 1:
             raise ValueError(f"merged: expected summaries of one span, not of {sorted(spans)}")
-        whole = MetricSummary(*spans.pop())
+        merged_summary = MetricSummary(*spans.pop())
         for summary in summaries:
-            whole.add(summary)
-        return whole
+            merged_summary.add(summary)
+        return merged_summary
 
 
 class MetricWindow:
@@ -121,15 +121,15 @@ class MetricWindow:
             if number <= self._newest - self.slice_count:
                 self.dropped += 1
                 return
-            counted = self._slices.get(number)
-            if counted is None:
-                counted = self._open(number)
-            counts = counted.events
+            summary = self._slices.get(number)
+            if summary is None:
+                summary = self._open(number)
+            counts = summary.events
             for event in events:
                 name = self._name_of(event)
                 counts[name] = counts.get(name, 0) + 1
             if rt_us is not None:
-                counted.rt.count_one(rt_us)
+                summary.rt.count_one(rt_us)
 
     def read(self, now_us: int, slices: int | None = None) -> MetricSummary:
         """Return a consistent sum of the last `slices` slices, the running one included.
@@ -176,11 +176,11 @@ class MetricWindow:
 
     def _sum(self, first: int, slices: int) -> MetricSummary:
         """Return the sum of the slices from number `first`."""
-        whole = MetricSummary(first * self.slice_us, slices * self.slice_us)
+        summary = MetricSummary(first * self.slice_us, slices * self.slice_us)
         for number in range(first, first + slices):
             if number in self._slices:
-                whole.add(self._slices[number])
-        return whole
+                summary.add(self._slices[number])
+        return summary
 
     def _open(self, number: int) -> MetricSummary:
         """Begin a slice, and forget those that leave with it."""
@@ -188,8 +188,8 @@ class MetricWindow:
         latest_to_forget = self._newest - self.slice_count
         for old in [number for number in self._slices if number <= latest_to_forget]:
             del self._slices[old]
-        counted = self._slices[number] = MetricSummary(number * self.slice_us, self.slice_us)
-        return counted
+        summary = self._slices[number] = MetricSummary(number * self.slice_us, self.slice_us)
+        return summary
 
     def _name_of(self, event: str) -> str:
         """Return the name under which an event is counted."""

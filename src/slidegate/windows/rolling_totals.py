@@ -56,8 +56,8 @@ class RollingTotals:
         self._windows: dict[int, int] = {}
         if not isinstance(windows_us, Iterable):
             raise ConfigurationError(f"windows_us: expected several lengths, {example}, not {quoted(windows_us)}")
-        for given in windows_us:
-            window_us = check_whole(given, 1, MAX_SLICES * self.slice_us, "windows_us", example)
+        for length in windows_us:
+            window_us = check_whole(length, 1, MAX_SLICES * self.slice_us, "windows_us", example)
             if window_us % self.slice_us:
                 raise ConfigurationError(
                     f"windows_us: a window of {window_us} us is not a whole number of slices of {self.slice_us} us; "
@@ -99,7 +99,7 @@ class RollingTotals:
                 return
             if number > self._newest:
                 self._open(number)
-            # A late amount is one that the slices after its own began without.
+            # The slices after that of a late amount began without it.
             for later in range(number + 1, self._newest + 1):
                 self._before[later % self._kept] += amount
             self._total += amount
