@@ -1,4 +1,4 @@
-"""What the transports of `slidegate.httpx` and `slidegate.httpx2` do.
+"""The work of the transports of `slidegate.httpx` and `slidegate.httpx2`.
 
 A request waits until the limits of its key have room, is charged one unit, and is sent. A response with one of
 `statuses` that says how long to wait, in one of the fields that `read_pause_us` lists, pauses the key::
@@ -40,11 +40,11 @@ LONGEST_PAUSE_US: Final = 3_600_000_000
 _SAME_PAUSE_US: Final = 100_000
 """By how much two requests for one pause differ at most: concurrent responses come a moment apart."""
 _SHORT_BODY: Final = 65_536
-"""The most bytes of a body that is read before anything waits."""
+"""The most bytes of a body that is read before a request waits."""
 _READ_WITHIN_S: Final = 1.0
 """How long reading it may take; what a client sets as `timeout` bounds the wait for each part."""
 LOOK_EVERY_S: Final = 1.0
-"""How often a request looks whether its pause is over: an operator may end it."""
+"""How often a request checks whether its pause is over: an operator may end it."""
 
 T = TypeVar("T")
 Request = TypeVar("Request")
@@ -63,11 +63,11 @@ class NotSent(SlidegateError):
         return partial(type(self), key=self.key), self.args, vars(self)
 
 
-class BegunBody:
+class PartlyReadBody:
     """A body of which the beginning was read.
 
     Args:
-        beginning: That.
+        beginning: The part that was read.
         rest: The parts that follow.
         stream: The stream of both, which is closed.
     """
@@ -99,12 +99,12 @@ class Client(NamedTuple):
     Attributes:
         library: Its module, httpx or httpx2.
         turn_timeout: The `NotSent` that is one of its errors.
-        begun_body: The `BegunBody` that is one of its streams.
+        partly_read_body: The `PartlyReadBody` that is one of its streams.
     """
 
     library: Any
     turn_timeout: Callable[..., NotSent]
-    begun_body: Callable[..., BegunBody]
+    partly_read_body: Callable[..., PartlyReadBody]
 
 
 class _Steps(NamedTuple):
@@ -116,7 +116,7 @@ class _Steps(NamedTuple):
         next_part: Returns the next one of these, or a default value.
         close: Closes a body, which frees its connection.
         charge: Charges limits when they have room, by entering a limited block, whose end does nothing.
-        peek: Looks whether a key has room.
+        peek: Checks whether a key has room.
         pause: Pauses a key.
         sleep: Waits.
     """
@@ -206,7 +206,7 @@ class _Outbound(Generic[Request, Response]):
     async def _read(self, response: Any) -> bool:
         """Read a short body, which frees its connection; return False if there is more of it.
 
-        Whoever gets the response reads the whole body.
+        The response still yields the whole body.
         """
         body, stream = b"", response.stream
         parts, until_s = self._steps.parts(stream), time.monotonic() + _READ_WITHIN_S
@@ -217,7 +217,7 @@ class _Outbound(Generic[Request, Response]):
                 response.stream = self._client.library.ByteStream(body)
                 return True
             body += part
-        response.stream = self._client.begun_body(body, parts, stream)
+        response.stream = self._client.partly_read_body(body, parts, stream)
         return False
 
     def _may_repeat(self, request: Any, response: Any) -> bool:
@@ -233,9 +233,9 @@ class _Outbound(Generic[Request, Response]):
             NotSent: There is no room in time, or too many requests are queued.
         """
         while True:
-            left = timedelta(seconds=max(until_s - time.monotonic(), 1e-6))
+            remaining = timedelta(seconds=max(until_s - time.monotonic(), 1e-6))
             try:
-                block = self._limiter.limited(self._limits, key=key, wait=left, rule=self._rule)
+                block = self._limiter.limited(self._limits, key=key, wait=remaining, rule=self._rule)
                 await _awaited(self._steps.charge(block))
                 return
             except RateLimitExceeded as refused:
@@ -247,10 +247,10 @@ class _Outbound(Generic[Request, Response]):
             if time.monotonic() + wait_s > until_s:
                 break
             await _awaited(self._steps.sleep(min(wait_s, LOOK_EVERY_S)))
-        after = ""
+        advice = ""
         if wait_s is not None:
-            after = f"; retry after {ceil(wait_s)} s at the earliest"
-        message = f"{key!r} has no room for a request within {self._wait_s:g} s: {decision.reason}{after}"
+            advice = f"; retry after {ceil(wait_s)} s at the earliest"
+        message = f"{key!r} has no room for a request within {self._wait_s:g} s: {decision.reason}{advice}"
         raise self._client.turn_timeout(message, key=key, retry_after_us=decision.retry_after_us)
 
     async def _pause(self, key: str, status: int, pause_us: int) -> bool:
@@ -258,23 +258,23 @@ class _Outbound(Generic[Request, Response]):
         if pause_us == 0:  # it may be sent again at once
             return True
         if pause_us > LONGEST_PAUSE_US:
-            self._tell("pause_ignored", key, pause_us, "it is longer than an hour")
+            self._report("pause_ignored", key, pause_us, "it is longer than an hour")
             return False
         try:
-            seen = await _awaited(self._steps.peek(key, self._limits, rule=self._rule))
+            decision = await _awaited(self._steps.peek(key, self._limits, rule=self._rule))
             left_us: int | None = 0
-            if seen.reason is Reason.BANNED:
-                left_us = seen.retry_after_us
-            # A longer ban is never shortened, least of all a permanent one; and the same pause is not asked for twice.
+            if decision.reason is Reason.BANNED:
+                left_us = decision.retry_after_us
+            # A longer ban is never shortened, least of all a permanent one; and the same pause is not set twice.
             if left_us is not None and left_us + min(pause_us // 10, _SAME_PAUSE_US) < pause_us:
                 block = self._limiter.limited(self._limits, key=key, rule=self._rule)
                 await _awaited(self._steps.pause(block, pause_us, f"it answered {status}"))
         except SlidegateError as error:
-            self._tell("pause_unshared", key, pause_us, repr(error))
+            self._report("pause_unshared", key, pause_us, repr(error))
             return False
         return True
 
-    def _tell(self, kind: str, key: str, pause_us: int, failure: str) -> None:
+    def _report(self, kind: str, key: str, pause_us: int, failure: str) -> None:
         message = f"{key!r} requested a pause of {pause_us / 1_000_000:g} s, which is not observed: {failure}"
         self._limiter.store.observers.tell(Event(kind, message, {"key": key, "pause_us": pause_us}))
 
@@ -293,8 +293,8 @@ class AsyncOutbound(_Outbound[Request, Response]):
     def _use(self, transport: Any) -> _Steps:
         library = self._client.library
         example = f"{library.__name__}.AsyncHTTPTransport()"
-        given = expect("transport", transport, library.AsyncBaseTransport, example)
-        self._transport = given or library.AsyncHTTPTransport()
+        inner = expect("transport", transport, library.AsyncBaseTransport, example)
+        self._transport = inner or library.AsyncHTTPTransport()
         return _Steps(
             send=self._transport.handle_async_request,
             parts=aiter,
@@ -328,8 +328,8 @@ class SyncOutbound(_Outbound[Request, Response]):
 
     def _use(self, transport: Any) -> _Steps:
         library = self._client.library
-        given = expect("transport", transport, library.BaseTransport, f"{library.__name__}.HTTPTransport()")
-        self._transport = given or library.HTTPTransport()
+        inner = expect("transport", transport, library.BaseTransport, f"{library.__name__}.HTTPTransport()")
+        self._transport = inner or library.HTTPTransport()
         return _Steps(
             send=self._transport.handle_request,
             parts=iter,
@@ -365,7 +365,7 @@ async def _closed(stream: Any) -> None:
 
 
 async def _awaited(answer: Any) -> Any:
-    """Return what a step gives, which is awaited if it does not block."""
+    """Return the result of a step, which is awaited if it does not block."""
     if isawaitable(answer):
         return await answer
     return answer

@@ -1,4 +1,4 @@
-"""The pause that a server asks for in the header fields of a response, whichever of the usual fields it writes."""
+"""The pause that a server requests in the header fields of a response, in any of the usual fields."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def read_pause_us(status: int, headers: Mapping[str, str], unix_s: float) -> int
     # Where a server and its proxy both write it, httpx joins the values; without its name of a day, a date stays valid.
     sources = [[f"{fields['retry-after-ms']}ms"], fields["retry-after"].split(", ")]
     if status < 500:
-        spent = ["0"]
+        exhausted = ["0"]
         if status == 429:
-            spent.append("")
-        sources.append([reset for remaining, reset in _quotas(fields["ratelimit"]) if remaining in spent])
+            exhausted.append("")
+        sources.append([reset for remaining, reset in _quotas(fields["ratelimit"]) if remaining in exhausted])
         pairs = [(fields[pair.format("remaining")], fields[pair.format("reset")]) for pair in _SEPARATE]
-        sources.append([reset for remaining, reset in pairs if remaining in spent])
+        sources.append([reset for remaining, reset in pairs if remaining in exhausted])
     for texts in sources:
         pause_us = _longest_us(texts, now_s)
         if pause_us is not None:
@@ -64,8 +64,8 @@ def _quotas(value: str) -> Iterator[tuple[str, str]]:
     """Yield of each quota in a `RateLimit` field of any draft what remains, "?" if it does not say, and its reset."""
     unnamed = _STRING.sub("", value)
     # In draft 7 the field is one quota: limit=100, remaining=0, reset=12. Later each of its items is one: "a";r=0;t=12.
-    whole = dict(_PAIR.findall(unnamed))
-    yield whole.get("remaining", "?"), whole.get("reset", "")
+    single = dict(_PAIR.findall(unnamed))
+    yield single.get("remaining", "?"), single.get("reset", "")
     for item in unnamed.split(","):
         parameters = dict(_PAIR.findall(item))
         yield parameters.get("r", "?"), parameters.get("t", "")

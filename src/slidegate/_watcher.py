@@ -39,17 +39,16 @@ FileVersion: TypeAlias = tuple[int, ...]
 def version_of(path: str) -> FileVersion | None:
     """Return the version of a file, following links; None if there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def read_whole(path: str, max_bytes: int, option: str = "") -> bytes:
     """Read a regular file, following links.
 
     Args:
-        path: The file.
         max_bytes: Its maximum size.
         option: The option that names it, for the error message.
 
@@ -58,14 +57,14 @@ def read_whole(path: str, max_bytes: int, option: str = "") -> bytes:
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE)) as file:
-            before = os.fstat(file.fileno())
-            if not stat.S_ISREG(before.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise ValueError("expected a regular file, not a pipe or a device")
-            if before.st_size > max_bytes:
+            if status.st_size > max_bytes:
                 raise ValueError(f"expected at most {max_bytes >> 20} MiB, and it has more")
-            content = file.read(before.st_size)
-            after = os.fstat(file.fileno())
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            content = file.read(status.st_size)
+            status_after = os.fstat(file.fileno())
+        if (status.st_size, status.st_mtime_ns) != (status_after.st_size, status_after.st_mtime_ns):
             raise ValueError("it changes while it is read; write another file and rename it into place")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or one of these
         reason = getattr(error, "strerror", None) or error
@@ -77,11 +76,9 @@ class FollowedFile:
     """A file whose content is replaced as a whole when it has changed: a list, a database, or a configuration.
 
     Args:
-        path: The file.
         name: Its name in events; empty for none.
 
     Attributes:
-        path: The file.
         name: Its name in events.
         needs: The other file because of which it could not be read last, with its version before; empty for none.
         version: The versions of both that were read last; None for a file that did not exist.
@@ -104,7 +101,7 @@ class FollowedFile:
         if name:
             self._details = {"list": name, "path": path}
         self._observers = Observers()
-        self._seen = self.version
+        self._last_versions = self.version
         self._checking: dict[int, Thread] = {}
         """The thread that checks, by process: a child of `fork` does not have that of its parent."""
         self._next_check_s = now_s() + CHECK_EVERY_S
@@ -144,7 +141,7 @@ class FollowedFile:
             return
         try:
             now = self._versions()
-            is_steady, self._seen = now == self._seen, now
+            is_steady, self._last_versions = now == self._last_versions, now
             if now != self.version and is_steady:
                 self._read_again(now[0])
         except Exception:

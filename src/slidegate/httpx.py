@@ -14,7 +14,7 @@ to the inner transport::
 
 from __future__ import annotations
 
-from ._outbound import GITHUB_STATUSES, AsyncOutbound, BegunBody, Client, NotSent, SyncOutbound
+from ._outbound import GITHUB_STATUSES, AsyncOutbound, Client, NotSent, PartlyReadBody, SyncOutbound
 
 try:
     import httpx
@@ -30,17 +30,16 @@ class TurnTimeout(NotSent, httpx.PoolTimeout):
     It is also a `PoolTimeout` of httpx: nothing was sent, and a later request may succeed.
 
     Args:
-        message: The reason.
         key: The key without room, as stores use it.
         retry_after_us: The time until there may be room, in microseconds; None if it is unknown.
     """
 
 
-class _BegunBody(BegunBody, httpx.SyncByteStream, httpx.AsyncByteStream):
+class _PartlyReadBody(PartlyReadBody, httpx.SyncByteStream, httpx.AsyncByteStream):
     """A body of which the beginning was read."""
 
 
-_CLIENT = Client(httpx, TurnTimeout, _BegunBody)
+_CLIENT = Client(httpx, TurnTimeout, _PartlyReadBody)
 
 
 class LimitedTransport(AsyncOutbound[httpx.Request, httpx.Response], httpx.AsyncBaseTransport):
