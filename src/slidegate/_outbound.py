@@ -68,7 +68,6 @@ class PartlyReadBody:
 
     Args:
         beginning: The part that was read.
-        rest: The parts that follow.
         stream: The stream of both, which is closed.
     """
 
@@ -97,7 +96,6 @@ class Client(NamedTuple):
     """What transports need of a library of clients.
 
     Attributes:
-        library: Its module, httpx or httpx2.
         turn_timeout: The `NotSent` that is one of its errors.
         partly_read_body: The `PartlyReadBody` that is one of its streams.
     """
@@ -111,14 +109,10 @@ class _Steps(NamedTuple):
     """The functions of a client and of the limiter that one transport awaits and the other calls.
 
     Attributes:
-        send: Sends a request.
         parts: Returns an iterator of the parts of a body.
         next_part: Returns the next one of these, or a default value.
         close: Closes a body, which frees its connection.
         charge: Charges limits when they have room, by entering a limited block, whose end does nothing.
-        peek: Checks whether a key has room.
-        pause: Pauses a key.
-        sleep: Waits.
     """
 
     send: Callable[..., Any]

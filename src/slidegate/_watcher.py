@@ -79,7 +79,6 @@ class FollowedFile:
         name: Its name in events; empty for none.
 
     Attributes:
-        name: Its name in events.
         needs: The other file because of which it could not be read last, with its version before; empty for none.
         version: The versions of both that were read last; None for a file that did not exist.
         generation: How often its content was replaced.

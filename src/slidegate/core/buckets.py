@@ -24,7 +24,7 @@ class Bucket:
         unit: The unit that is counted, if not requests: ``"tokens"``.
         label: The name of the rule in stats; by default `name`.
         on_error: What decides while the store fails: "local", "allow" or "deny"; None for the limiter's own choice.
-        by: Who made it, compared by identity: another bucket may have the same name.
+        by: The object that made it, compared by identity: another bucket may have the same name.
         shadow: Whether its rule only reports, and never refuses.
         is_fallback: Whether a function returns the limits of its rule, and these apply only where that fails.
 

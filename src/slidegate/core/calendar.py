@@ -60,7 +60,6 @@ class Calendar:
 
     Args:
         unit: ``"day"``, ``"week"``, ``"month"`` or ``"year"``.
-        anchor: The start of a period within the unit.
     """
 
     __slots__ = ("_latest", "anchor", "unit", "zone")

@@ -13,7 +13,7 @@ units (uint32)         how many permits its requests in progress have
 =====================  ===============================================================================================
 
 A worker writes only its own entry. In a shared store it renews it, by writing the true count and a new end: that
-corrects whatever was lost on the way, and what a dead worker had ends by itself. In memory an entry has no end.
+corrects whatever was lost on the way, and the permits of a dead worker expire. In memory an entry has no end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALONE: Final = bytes(8)
 """The worker in the memory of one process."""
 NO_END: Final = 2**63 - 1
 _ANY_PERIOD: Final = Ring(1, 1, 1, 0)
-"""Reads the units of whatever period: the span of their rings is 0, so units leave at their moment."""
+"""Reads the units of any period: the span of their rings is 0, so units leave at their moment."""
 
 
 class Permits(Protocol):

@@ -52,9 +52,7 @@ def refuse(
     """Return the refusal of a question whose windows were spent from, at least one of which had no room.
 
     Args:
-        states: The states of its windows.
         now_us: The store's time, in microseconds.
-        find: Returns the windows.
     """
     refused = LIMITED
     for state in states:

@@ -203,7 +203,6 @@ class Decision:
         """Replace the readings of one check by those of a later charge of it. Their spans are from the charge.
 
         Args:
-            index: The index of the check.
             charged: The decision about the charge. If either has no readings, because a store failed, nothing changes.
             at: The index of the check in that decision.
         """

@@ -93,7 +93,7 @@ class AnyLimit:
         """Return the object that counts the limit's units in a store.
 
         Args:
-            unix_us: Returns the store's Unix time in microseconds, which a quota goes by.
+            unix_us: Returns the store's Unix time in microseconds, which quotas use.
         """
 
     @property
@@ -161,7 +161,6 @@ class Limit(AnyLimit):
         exact: Whether the time of every unit is stored (``amount <= resolution``).
         span_us: How long a unit counts after its moment, which is the last microsecond of its slice.
         life_us: The longest time that a unit counts, whatever the amount: k + 1 slices.
-        counter: Counts the units.
 
     Raises:
         ConfigurationError: A value is outside its range.

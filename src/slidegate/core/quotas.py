@@ -4,8 +4,8 @@ The count of a quota is a ring in Unix time with one slice, which began in 1970 
 units have one moment, the end of the period, and leave then. When the clock is set back into an earlier period,
 counting continues in the newer one, as in the newest slice of any ring.
 
-All other limits of a question go by the store's time. The counter of a quota reads the Unix time of its store itself,
-and tells when its units leave in the store's time, as the other limits do.
+All other limits of a question use the store's time. The counter of a quota reads the Unix time of its store itself,
+and returns when its units leave in the store's time, as the other limits do.
 """
 
 from __future__ import annotations

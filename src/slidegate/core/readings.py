@@ -96,8 +96,7 @@ def tightest_of(checks: Sequence[Check], readings: Sequence[WindowState], most: 
     """Return the indices of the tightest limits, see `binding_of`, in the order of the checks.
 
     Args:
-        readings: The readings of their windows.
-        most: The most of them.
+        most: How many to return at most.
     """
     if len(readings) <= most:
         return range(len(readings))

@@ -89,7 +89,6 @@ class Ring:
 
     Attributes:
         terms: Amount, step and span.
-        resolution: The number of counters.
     """
 
     __slots__ = ("resolution", "terms")
@@ -122,7 +121,7 @@ class Ring:
         leaves_us = oldest_us + span_us
         if now_us >= leaves_us or newest_us - now_us >= step_us:
             window = _settled(window, now_us, step_us, span_us)
-            spent, units, newest_us, oldest_us = _read(window)
+            spent, units, newest_us, oldest_us = _head_of(window)
             leaves_us = oldest_us + span_us
         total = spent + cost
         if not cost or total > amount:
@@ -163,7 +162,7 @@ class Ring:
         """Spend units regardless of the limit, as many as a ring can count; return the ring and their number."""
         amount, step_us, span_us = self.terms
         window = _settled(window, now_us, step_us, span_us)
-        charged = min(units, MAX_UNITS - _read(window)[0])
+        charged = min(units, MAX_UNITS - _head_of(window)[0])
         if not charged:
             return window, 0
         window, state = Ring(MAX_UNITS, self.resolution, step_us, span_us).spend(window, now_us, charged)
@@ -177,16 +176,15 @@ class Ring:
         Args:
             now_us: The store's time, in microseconds.
             mark: The moment of their entry, which is the mark of the state after they were spent.
-            units: Their number.
 
         Returns:
             The ring without them; None if none of them is there.
         """
-        kept = list(entries(self.settle(window, now_us)))
-        for index, (at_us, left) in enumerate(kept):
+        pairs = list(entries(self.settle(window, now_us)))
+        for index, (at_us, left) in enumerate(pairs):
             if at_us == mark and units > 0:
-                kept[index] = at_us, max(left - units, 0)
-                return _ring_of([entry for entry in kept if entry[1]])
+                pairs[index] = at_us, max(left - units, 0)
+                return _ring_of([entry for entry in pairs if entry[1]])
         return None
 
     def settle(self, window: bytes, now_us: int) -> bytes:
@@ -198,12 +196,12 @@ class Ring:
         """Return the state of a settled ring, with the given wait."""
         if not window:
             return 0, 0, 0, wait_us
-        spent, _, newest_us, oldest_us = _read(window)
+        spent, _, newest_us, oldest_us = _head_of(window)
         return spent, oldest_us + self.terms[2], newest_us, wait_us
 
 
 def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
-    _, _, newest_us, oldest_us = _read(window)
+    _, _, newest_us, oldest_us = _head_of(window)
     steps_back = newest_us - now_us >= step_us
     if now_us < oldest_us + span_us and not steps_back:
         return window
@@ -236,12 +234,12 @@ def expires_us(window: bytes, life_us: int) -> int:
 def entries(window: bytes) -> Iterator[tuple[int, int]]:
     """Yield the entries of a ring as (moment, units), oldest first."""
     if window:
-        _, units, newest_us, _ = _read(window)
+        _, units, newest_us, _ = _head_of(window)
         yield from read_entries(window[HEAD_BYTES:])
         yield newest_us, units
 
 
-def _read(window: bytes) -> Head:
+def _head_of(window: bytes) -> Head:
     return read_head(window) if window else _EMPTY_HEAD
 
 

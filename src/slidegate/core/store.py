@@ -154,7 +154,7 @@ class SharedRows(ABC):
     ) -> Sequence[ReadRow] | Awaitable[Sequence[ReadRow]]:
         """Return the rows of a kind with the numbers from `first` to `last`, both included.
 
-        If these are one number, the question is sent with those that are asked in the same iteration of the event loop.
+        A question for a single number is sent with the others of the same iteration of the event loop.
 
         Raises:
             StoreError: The store does not answer.
@@ -297,7 +297,7 @@ class NamesKeys(Protocol):
 
 @runtime_checkable
 class CountsPermits(Protocol):
-    """A store that supports concurrency limits: it knows who has permits, and when they are free again."""
+    """A store that supports concurrency limits: it records which workers have permits, and until when."""
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits the requests of this process hold now, over all keys."""

@@ -31,9 +31,6 @@ def read_json(kind: type[Named], packed: bytes) -> Named:
 def read_by_name(kind: type[Named], fields: Mapping[str, Any]) -> Named:
     """Return the value whose fields are among those of a row.
 
-    Args:
-        fields: The fields of the row by name.
-
     Raises:
         KeyError: A field is missing.
     """

@@ -49,7 +49,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
 
     Attributes:
         app: The active middleware, a `RateLimitMiddleware`.
-        file: The file.
 
     Raises:
         ConfigurationError: The file is invalid; the message names the path of the key.

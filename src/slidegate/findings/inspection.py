@@ -57,7 +57,6 @@ def of_routes(policy: Policy, app: object, routed_app: object) -> None:
     """Inspect the rules and the routes, when the application starts.
 
     Args:
-        policy: The policy of the middleware.
         app: The application that the middleware guards.
         routed_app: The application behind it, or if its routes are hidden, the one that it belongs to.
     """
@@ -92,8 +91,6 @@ def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
     """Inspect one of the first requests at an endpoint with a limit.
 
     Args:
-        visit: The request in its middleware.
-        rule: The limit at the endpoint.
         scope: The request at its endpoint.
     """
     policy: Policy = visit.policy
@@ -161,7 +158,6 @@ def _about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, c
     """Yield the finding about a request that has another peer further inside.
 
     Args:
-        address: How the middleware determines clients.
         peer: The peer when the request came.
         scope: The request at its endpoint, or when its response starts.
         client_key: The key of its client. Another peer of the same key does no harm.
@@ -195,7 +191,6 @@ class _UserCheck(Effect):
     """Checks, when the response starts, for a user who was missing when a limit at an endpoint counted by user.
 
     Args:
-        rule: The rule of the limit.
         scope: The request at its endpoint.
     """
 

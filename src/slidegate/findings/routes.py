@@ -102,7 +102,7 @@ def about_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
                 yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route; {routes.remedy(path)}")
             for route in matching_routes:
                 route_methods |= route.methods or rule_methods
-            if ":path}" in path:  # that of many routes, whatever they take
+            if ":path}" in path:  # it matches many routes, with any methods
                 route_methods |= rule_methods
         if rule_methods and route_methods and route_methods.isdisjoint(rule_methods):
             text = f"rule {rule.label!r} is for {', '.join(sorted(rule_methods))}, which no route of its path takes"

@@ -106,7 +106,6 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
     In a thread without an event loop no timer can be set; there the store itself keeps the deadline.
 
     Args:
-        answer: The answer, or an awaitable of it.
         deadline_s: How long to wait for it.
         timeout_text: The text of the error if it comes later; by default ``no answer within 30 s``.
 
@@ -162,7 +161,7 @@ def in_background(work: Coroutine[Any, Any, T]) -> asyncio.Future[End[T]] | None
 
 
 async def wait_for_end(task: asyncio.Future[Any], until_s: float) -> None:
-    """Wait until a task has ended in whatever way, but no longer than until a moment.
+    """Wait for the end of a task, with or without an error, but no longer than until a moment.
 
     Args:
         until_s: The moment, by `time.monotonic`.
@@ -171,7 +170,7 @@ async def wait_for_end(task: asyncio.Future[Any], until_s: float) -> None:
 
 
 async def to_the_end(work: Awaitable[T]) -> T:
-    """Await some work that goes on to its end, whatever becomes of the caller, and return its result then.
+    """Await some work that continues to its end even if the caller is cancelled, and return its result.
 
     A cancellation of the caller arrives at its next await, unless it was taken back by then.
     """
@@ -239,7 +238,7 @@ async def finish(deadline_s: float) -> None:
 
 
 async def answer_to_the_end(answer: Awaitable[T] | T) -> T:
-    """Return an answer; if it has to be awaited, the store is asked to the end, even if the caller is cancelled."""
+    """Return an answer; if it has to be awaited, it is completed even if the caller is cancelled."""
     if isawaitable(answer):
         return await to_the_end(answer)
     return answer

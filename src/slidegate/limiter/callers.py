@@ -1,4 +1,4 @@
-"""Who uses a limiter in this process: its middlewares, limited functions and blocks, and transports."""
+"""The users of a limiter in this process: middlewares, limited functions and blocks, and transports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BucketCaller:
         return self._limits
 
     def published(self) -> list[PublishedRule]:
-        """See `Caller.published`; its key is whatever the program passes."""
+        """See `Caller.published`; its key is any that the program passes."""
         return rules_of(self._limits)
 
     def restart(self) -> None:

@@ -61,7 +61,6 @@ class Engine:
     """Queries a store on behalf of a limiter and its middlewares.
 
     Args:
-        secret: The user's key for digests; None for none.
         observers: The first observers of events, the store's and the limiter's, and of outcomes.
         deadline: How long the store may take to answer a request.
         on_error: What decides if the store takes longer.
@@ -76,11 +75,8 @@ class Engine:
         find_ban, strike, ban: Do what `find`, `strike` and `ban` of `BanStore` do. The caller of `strike` has
             normalized the key, cleaned the reason and checked `may_ban`.
         unix_us: Returns Unix time in microseconds, by the system clock.
-        emit: Emits an event of the limiter or a middleware.
         clock: The clock of durations: that of the system, or one that advances with that of a memory store.
-        keys: Normalizes keys.
         failover: Queries a store that can fail; None for a memory store.
-        queues: The queues of waiting requests.
         blocks: The callers of limited blocks, by rule and limits.
         callers: The middlewares, functions and transports that use this limiter.
         rows: What the workers of the store keep for each other.
@@ -89,7 +85,6 @@ class Engine:
         refresher: Reads these from the store beside questions, and writes them.
         history: What operators and commands have done lately.
         owners: The middlewares that count without a name.
-        sync_runner: Runs coroutines for threads without an event loop.
         closed: Whether all queries raise `StoreUnavailable`.
 
     Raises:
@@ -183,7 +178,6 @@ class Engine:
         """Charge what was used beyond estimates and refund what was not, at once, even if the caller is cancelled.
 
         Args:
-            checks: What is charged.
             charges: The reservations of each decision that are refunded; see `refund`.
 
         Returns:
@@ -220,7 +214,6 @@ class Engine:
         """Return the store's answer to a command of an operator, which has a longer deadline than a request.
 
         Args:
-            ask: Queries the store.
             deadline_s: The deadline of the whole command.
 
         Raises:

@@ -47,7 +47,7 @@ ON_ERROR: Final = "local"
 STRICTEST_FIRST: Final[tuple[OnError, ...]] = ("deny", "local", "allow")
 """Of the rules of one question, the first of these that one of them has decides."""
 RETRY_US: Final = 1_000_000
-"""When a request that is refused without a store may come again; a store that fails is asked once a second."""
+"""The retry-after of a refusal without a store; a failing store is probed once a second."""
 _MISTAKES: Final = (ConfigurationError, StoreReadOnly)
 """The errors of a caller, which are no failures of the store."""
 
@@ -224,12 +224,7 @@ class Failover:
         return answer
 
     async def _wait(self, answer: Awaitable[T], call: Call, decide: Callable[..., T], *question: Any) -> T:
-        """Return an answer, or what `decide` returns if it does not come in time.
-
-        Args:
-            decide: Decides if none comes.
-            question: The arguments of `decide`.
-        """
+        """Return an answer, or what `decide` returns if it does not come in time."""
         self._has_server = not self._store.answers_threads
         try:
             if type(answer) is asyncio.Future:  # a task refuses an exception from outside

@@ -39,7 +39,6 @@ async def read_keys(command: Command, store: Store, keys: Sequence[tuple[str, Se
     """Return the windows of some keys.
 
     Args:
-        command: Asks the store.
         keys: Each key in its canonical form, with the buckets that may have counted it.
 
     Raises:
@@ -48,7 +47,7 @@ async def read_keys(command: Command, store: Store, keys: Sequence[tuple[str, Se
     counting = [_one_of_each(buckets) for _, buckets in keys]
     checks = [(bucket, key, 0) for (key, _), counted_by in zip(keys, counting, strict=True) for bucket in counted_by]
     states: list[LimitState] = []
-    for first in range(0, max(len(checks), 1), TOGETHER):  # without checks, the time alone is asked for
+    for first in range(0, max(len(checks), 1), TOGETHER):  # without checks, only the time is read
         batch = checks[first : first + TOGETHER]
         snapshot: Snapshot = await command(partial(store.inspect, batch))
         states += states_in(snapshot, batch)

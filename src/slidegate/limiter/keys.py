@@ -32,9 +32,6 @@ class KeyOf:
     """A middleware's key for a value, for the methods of a `Limiter`: ``header("X-API-Key").of("k123")``.
 
     It is computed when a method uses it, because a digest needs that limiter's secret. Its repr hides the value.
-
-    Args:
-        kind: The kind of the value.
     """
 
     __slots__ = ("kind", "value")

@@ -245,7 +245,6 @@ class Limiter:
         function returns for `key` as `rules`. Units that this process counted during an outage are not included.
 
         Args:
-            key: The key.
             rules: Limits by rule identity, as in `LimitState.rule`; by default those of all middlewares with this
                 limiter, and those recently used with its methods. In place of limits one `Concurrency`, for permits.
 
@@ -611,7 +610,6 @@ class Limiter:
         """Return the checks of a call, and the further subjects whose bans refuse it.
 
         Args:
-            key: The key.
             option: The name of the units in an error message.
         """
         if type(cost) is not int or cost < 0:

@@ -150,9 +150,6 @@ AnyObserver: TypeAlias = Observer | Callable[[Event], object] | Any
 class Subscription:
     """One observer of a limiter, until `remove` is called.
 
-    Args:
-        hub: The hub that calls it.
-
     Attributes:
         event: Its method for events; None if it has none.
         request: Its method for outcomes; None if it has none.
@@ -205,7 +202,6 @@ class ObserverHub:
 
     Args:
         unix_us: Returns Unix time in microseconds, for the time of events.
-        observers: The first observers.
 
     Attributes:
         subscriptions: Those in force, oldest first.

@@ -119,7 +119,6 @@ class Overrides:
         callers: Have the limits of this process.
         unix_us: Returns Unix time in microseconds.
         changed: Called when the overrides in force have changed, if only in their reason.
-        emit: Emits an event.
 
     Attributes:
         in_force: The overrides, by the name of the limit; those included that no limit here takes.

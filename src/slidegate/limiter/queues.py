@@ -55,8 +55,6 @@ class Waiter:
         wait_us: How long it may wait.
 
     Attributes:
-        tenant: The tenant whose share of the permits it takes.
-        is_gone: Returns whether its client has left.
         until_s: When its time is over; see `now_s`.
     """
 
@@ -288,9 +286,7 @@ class Queues:
         """Sleep, and ask as the first waiter, until there is an answer or the time is over.
 
         Args:
-            name: The name of the queue.
             decision: Its refusal before it waits, if it has asked.
-            ask: Asks the store.
 
         Returns:
             The decision as of now; None if it has slept since it asked, or never asked.

@@ -1,4 +1,4 @@
-"""Refreshing overrides: the store is asked beside the questions of requests for what operators have changed.
+"""Refreshing overrides: changes by operators are read from the store beside the questions of requests.
 
 How old the overrides of a worker are decides what a question does::
 
@@ -62,12 +62,8 @@ class Refresher:
     """Keeps the overrides of this process fresh.
 
     Args:
-        rows: The rows of the store.
-        overrides: The overrides in force in this process.
         workers: This worker among others, which writes when the store has answered.
-        clock: The clock of the limiter.
         failover: Queries the store; None for one that cannot fail.
-        refund: Refunds what a decision has charged.
         deadline_s: How long a question and its refresh may take together.
         answers_threads: Whether the store answers threads without an event loop.
 
@@ -144,7 +140,7 @@ class Refresher:
     async def _hold(self, task: Running, ask: Callable[[], T | Awaitable[T]]) -> T:
         """Answer after the overrides were read, too; ask again if they change anything.
 
-        What is asked again has the whole deadline again; a refusal that counts (`count_denied`) is counted twice then.
+        The second question has a deadline of its own; a refusal that counts (`count_denied`) is counted twice then.
         """
         until_s, version = monotonic() + self._deadline_s, self._overrides.version
         answer = await answer_of(ask())

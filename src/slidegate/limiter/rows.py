@@ -59,7 +59,6 @@ class Rows:
     """The rows of one limiter's store.
 
     Args:
-        command: Asks the store.
         shared: Those of the store; None if it keeps none.
         unix_us: The clock for rows that this process keeps itself.
 
@@ -200,14 +199,13 @@ class History:
     """The history of a store.
 
     Args:
-        rows: The rows of the store.
         unix_us: Returns Unix time in microseconds.
     """
 
     def __init__(self, rows: Rows, unix_us: Clock) -> None:
         self._rows = rows
         self._unix_us = unix_us
-        self._written = self._latest_us = 0
+        self._write_count = self._latest_us = 0
 
     async def add(self, action: Action) -> None:
         """Keep an action that was carried out. If the store fails now, the log has it: the action itself stands."""
@@ -216,9 +214,9 @@ class History:
             self._latest_us = max(self._unix_us(), self._latest_us + 1)
             name = self._latest_us.to_bytes(7) + os.urandom(1)
             await self._rows.write(name, SharedRow(HISTORY, 0, json_of(action._asdict()), _KEPT_US))
-            if not self._written % _TRIM_EVERY:
+            if not self._write_count % _TRIM_EVERY:
                 await self._trim()
-            self._written += 1
+            self._write_count += 1
         except StoreError as error:
             text = escaped(f"{action.kind} {action.target} by {action.by}")
             logger.warning("the history lacks an action (%s): %s", text, escaped(safe_text(error, str)))

@@ -166,7 +166,7 @@ class SyncRunner:
             work.close()
             raise StoreUnavailable(f"the event loop for threads does not run: {error}") from error
         try:
-            # Not `result(timeout_s)`: its TimeoutError could not be told from one that a signal handler raises.
+            # Not `result(timeout_s)`: its TimeoutError is the same as one that a signal handler raises.
             if not wait([future], timeout_s).done:
                 raise StoreTimeout(f"the event loop for threads has been blocked for {timeout_s:g} s")
             return future.result()

@@ -163,7 +163,6 @@ def rules_of(limits: Iterable[NamedLimit], **shared: Any) -> list[PublishedRule]
     """Return what is published of the limits of one rule.
 
     Args:
-        limits: The limits.
         shared: Further fields, which all of them have.
     """
     rules = []
@@ -191,11 +190,11 @@ def _rule_in(line: bytes) -> PublishedRule | None:
     """Return the rule of a line; None if a later version has written it in a way that this one cannot read."""
     try:
         fields = json.loads(line)
-        known = {name: fields[name] for name in _DEFAULTS if name in fields}
-        for name, value in known.items():
+        values = {name: fields[name] for name in _DEFAULTS if name in fields}
+        for name, value in values.items():
             if type(value) is not type(_DEFAULTS[name]):
                 return None
-        rule = PublishedRule(**known)
+        rule = PublishedRule(**values)
         if rule.limit:
             parse_one(rule.limit)
     except UNREADABLE:
@@ -207,11 +206,9 @@ class Workers:
     """This worker among those of its store.
 
     Args:
-        rows: The rows of the store.
         rules: Returns what this worker publishes; None if nothing uses its limiter, so that it is no worker.
         fingerprint: That of the limiter's secret.
         unix_us: Returns Unix time in microseconds.
-        emit: Emits an event.
 
     Attributes:
         due_s: When this worker writes next (monotonic); 0 for with the next request.

@@ -105,7 +105,6 @@ class ListFile(FollowedFile):
     """A file of networks, which is followed by the middlewares that have it as a blocklist or an allowlist.
 
     Args:
-        path: The file.
         wide: Whether it may cover nearly everybody.
         private: Whether it may refuse private addresses and trusted proxies.
         service: The service whose networks are taken from a file that names services.
@@ -113,7 +112,6 @@ class ListFile(FollowedFile):
 
     Attributes:
         networks: The networks in force.
-        private: Whether it may refuse private addresses and trusted proxies.
 
     Raises:
         ConfigurationError: It cannot be read, a line is invalid, or it covers nearly everybody.

@@ -45,9 +45,6 @@ _NOWHERE: Final = Place()
 class NetworkFile(FollowedFile):
     """A file in MaxMind's format, with its active version.
 
-    Args:
-        path: The file.
-
     Attributes:
         has: The facts in its records: ``"asn"``, ``"country"`` or both.
 
@@ -101,10 +98,6 @@ class Network(Key):
     Args:
         file: The file with operators or countries.
         by: What to count by, ``"asn"`` or ``"country"``; by default the first of them that the file contains.
-
-    Attributes:
-        file: The file with operators or countries.
-        by: What to count by.
 
     Raises:
         ConfigurationError: `by` is neither, or the file does not contain it.

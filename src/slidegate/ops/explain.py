@@ -20,7 +20,7 @@ MOST_EVENTS: Final = 1_000
 """Among how many events its refusals are sought."""
 MOST_CLIENTS: Final = 1_000
 MOST_REFUSALS: Final = 10
-NOT_LISTED: Final = "limits at endpoints that nobody has asked since the start are not listed"
+NOT_LISTED: Final = "limits at endpoints without requests since the start are not listed"
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ class Answers(NamedTuple):
     """The store's answers for all keys.
 
     Attributes:
-        published: What workers have published.
         overrides: The changes of limits in force.
-        bans: The bans in force.
         events: The latest events, the newest first; None if no worker writes statistics.
         rankings: The clients and the keys of the last five minutes.
     """

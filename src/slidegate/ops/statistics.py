@@ -35,11 +35,11 @@ from .stats_rows import (
     KEPT_US,
     WORKERS,
     bounded,
-    own_name,
     read_events,
     read_ranking,
     read_stats,
     steps_of,
+    worker_fields,
 )
 from .tally import MAX_SERIES, OTHERS, PART, Tally
 from .traffic import ClientTraffic, Ranking, RequestCounts, Stats, Traffic, Worker
@@ -190,7 +190,7 @@ class Statistics(Observer):
             return
         self._events.has_unwritten = False
         try:
-            row = {**own_name(), "events": self._events.entries()}
+            row = {**worker_fields(), "events": self._events.entries()}
             await self._limiter.keep_row(EVENTS, 0, encoded(row), KEPT_US)
         except BaseException:  # a cancellation, too
             self._events.has_unwritten = True
@@ -200,7 +200,7 @@ class Statistics(Observer):
         """Write the name of this worker, and when it wrote."""
         if self._from_us is None:
             self._from_us = now_us
-        row = {**own_name(), "at_us": now_us, "from_us": self._from_us}
+        row = {**worker_fields(), "at_us": now_us, "from_us": self._from_us}
         await self._limiter.keep_row(WORKERS, 0, encoded(row), int(kept_s * 1_000_000))
 
     async def end(self) -> None:

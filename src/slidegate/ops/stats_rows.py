@@ -55,7 +55,7 @@ def steps_of(window: str | timedelta) -> Steps:
     )
 
 
-def own_name() -> dict[str, Any]:
+def worker_fields() -> dict[str, Any]:
     """Return the host and process of this worker, for its rows."""
     return {"host": socket.gethostname(), "pid": os.getpid()}
 

@@ -95,11 +95,13 @@ def _redis(url: str, create: bool) -> Store:
         raise ConfigurationError(f"store address: {error}") from error
     place, _, query = url.partition("?")
     client_options: list[tuple[str, str]] = []
-    own, where = _OPTIONS["redis"], f"store address: {url.partition('://')[0]}://…"
-    options = read_options(query, own, where, client_options)
+    types, where = _OPTIONS["redis"], f"store address: {url.partition('://')[0]}://…"
+    options = read_options(query, types, where, client_options)
     for name, _ in client_options:
         if name not in CLIENT_OPTIONS:
-            raise ConfigurationError(f"{where}: unknown option {quoted(name)}{closest(name, [*own, *CLIENT_OPTIONS])}")
+            raise ConfigurationError(
+                f"{where}: unknown option {quoted(name)}{closest(name, [*types, *CLIENT_OPTIONS])}"
+            )
     if client_options:
         place += f"?{urlencode(client_options)}"
     return RedisStore(place, create=create, **options)

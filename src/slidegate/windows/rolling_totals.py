@@ -47,7 +47,7 @@ class RollingTotals:
         ConfigurationError: There is no window, one is given twice, or is not a whole number of slices.
     """
 
-    __slots__ = ("_before", "_kept", "_lock", "_newest", "_total", "_windows", "dropped", "slice_us")
+    __slots__ = ("_lock", "_newest", "_prefixes", "_slice_count", "_total", "_windows", "dropped", "slice_us")
 
     def __init__(self, slice_us: int, windows_us: Iterable[int]) -> None:
         example = "for example RollingTotals(60_000_000, [300_000_000, 3_600_000_000])"
@@ -70,8 +70,8 @@ class RollingTotals:
             raise ConfigurationError(f"windows_us: expected at least one window, {example}")
         self._lock = Lock()
         # The running slice, and the completed ones of the longest window.
-        self._kept = max(self._windows.values()) + 1
-        self._before = [0] * self._kept
+        self._slice_count = max(self._windows.values()) + 1
+        self._prefixes = [0] * self._slice_count
         self._newest = _BEFORE_ALL
         self._total = 0
 
@@ -94,14 +94,14 @@ class RollingTotals:
             raise ValueError(f"amount: expected a whole number, for example 1999 cents, not {quoted(amount)}")
         number = now_us // self.slice_us
         with self._lock:
-            if number <= self._newest - self._kept:
+            if number <= self._newest - self._slice_count:
                 self.dropped += 1
                 return
             if number > self._newest:
                 self._open(number)
             # The slices after that of a late amount began without it.
             for later in range(number + 1, self._newest + 1):
-                self._before[later % self._kept] += amount
+                self._prefixes[later % self._slice_count] += amount
             self._total += amount
 
     def completed(self, now_us: int) -> dict[int, int]:
@@ -122,12 +122,12 @@ class RollingTotals:
         """Return the sum of the amounts before a slice, or before the oldest slice in the ring if that is later."""
         if number > self._newest:
             return self._total
-        oldest = self._newest - self._kept + 1
-        return self._before[max(number, oldest) % self._kept]
+        oldest = self._newest - self._slice_count + 1
+        return self._prefixes[max(number, oldest) % self._slice_count]
 
     def _open(self, number: int) -> None:
         """Make a slice the newest one; its prefix, and that of every skipped slice, is the total."""
-        first = max(self._newest, number - self._kept) + 1
+        first = max(self._newest, number - self._slice_count) + 1
         for opened in range(first, number + 1):
-            self._before[opened % self._kept] = self._total
+            self._prefixes[opened % self._slice_count] = self._total
         self._newest = number

@@ -233,7 +233,6 @@ def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) ->
     """Return whether a policy may ban a key.
 
     Args:
-        policy: The policy.
         key: The key in its canonical spelling.
         protected: Trusted proxies and the allowlist; no network that overlaps one of these is banned.
     """

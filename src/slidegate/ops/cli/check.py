@@ -60,12 +60,12 @@ def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None
     Example: slidegate check main:app
     """
     if target.endswith(".toml") or (Path(target).is_file() and not target.endswith(".py")):
-        found = _about_file(Path(target))
+        reported = _about_file(Path(target))
     else:
         app = imported(target, factory=factory)
         with redirect_stdout(sys.stderr):
-            found = asyncio.run(_about_app(app))
-    findings = list(dict.fromkeys(found))  # several middlewares may report the same finding
+            reported = asyncio.run(_about_app(app))
+    findings = list(dict.fromkeys(reported))  # several middlewares may report the same finding
     lines = [str(finding) for finding in findings]
     if not lines:
         lines = ["Nothing was found."]

@@ -114,7 +114,7 @@ class MemoryStore(Store):
         # By the identity of subjects: these, and the number of changes of the bans at which they had none.
         self._cleared: dict[int, tuple[Sequence[BanSubject], int]] = {}
         self._new: deque[Tables] = deque()  # the tables of limits that are not scheduled yet
-        self._due: list[tuple[int, int, Tables]] = []  # a heap of (moment, id, tables): those to sweep next
+        self._schedule: list[tuple[int, int, Tables]] = []  # a heap of (moment, id, tables): those to sweep next
         self._sweep_us = 0
         self._throttle = Throttle(LOG_EVERY_US)
         self._pending: list[Event] = []  # created under a lock, emitted after its release
@@ -140,7 +140,7 @@ class MemoryStore(Store):
         self._capacity.keys = keys
         self.bans.rows.restart()
         self._new = deque(self._tables.values())
-        self._due = []
+        self._schedule = []
         self._sweep_us = 0
 
     def __repr__(self) -> str:
@@ -475,8 +475,8 @@ class MemoryStore(Store):
         self._sweep_tables(now_us)
         self.bans.sweep()
         self._sweep_us = now_us + SWEEP_PAUSE_US
-        if self._due:
-            self._sweep_us, _, _ = self._due[0]
+        if self._schedule:
+            self._sweep_us, _, _ = self._schedule[0]
         # Only now, because another thread may have added some meanwhile, and asked for a sweep at once.
         if self._new or self._pending:
             self._sweep_us = 0
@@ -484,19 +484,19 @@ class MemoryStore(Store):
     def _sweep_tables(self, now_us: int) -> None:
         """Sweep limits that are due, all of their tables, as many as one step of the sweep allows."""
         unix_us, work = self.unix_us(), 0
-        while work < STEP_WINDOWS and self._due and self._due[0][0] <= now_us:
-            tables = self._due[0][-1]
+        while work < STEP_WINDOWS and self._schedule and self._schedule[0][0] <= now_us:
+            tables = self._schedule[0][-1]
             work += tables.sweep(self._now_us(), unix_us)
             if not tables.is_swept():
                 return  # the next call goes on with it
-            heappop(self._due)
+            heappop(self._schedule)
             if any(tables) or not self._drop(tables):
                 self._visit_later(tables, now_us)
 
     def _visit_later(self, tables: Tables, now_us: int) -> None:
         """Schedule the next sweep of a limit, for when its windows have expired even if the clock has stepped back."""
         due_us = max(self._latest_us, now_us) + max(tables.limit.check_us, LEAST_LIFE_US)
-        heappush(self._due, (due_us, id(tables), tables))
+        heappush(self._schedule, (due_us, id(tables), tables))
 
     def _drop(self, tables: Tables) -> bool:
         """Delete the tables of a limit unless there is a window in them; return whether they are deleted."""
