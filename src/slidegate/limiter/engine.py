@@ -240,7 +240,7 @@ class Engine:
         """
         if self.closed or self.failover is None:
             self._refuse()
-        return self.failover.fallback.decide("hit", ())
+        return self.failover.decide("hit", ())
 
     async def close(self) -> None:
         """Run `end`, and close the store, once. From then on all queries raise `StoreUnavailable`."""

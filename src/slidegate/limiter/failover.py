@@ -75,63 +75,6 @@ def check_on_error(on_error: object) -> OnError:
     return on_error
 
 
-class Fallback:
-    """Decides in place of a store that does not answer: a store of this process, everything or nothing.
-
-    Args:
-        local: Counts with ``"local"``: a store of this process that answers at once. Its windows expire by themselves,
-            so that several outages admit an amount once.
-        on_error: What decides for rules that do not say it.
-    """
-
-    def __init__(self, local: MemoryStore, on_error: OnError) -> None:
-        self.local = local
-        self._on_error: OnError = on_error
-
-    def decide(self, method: Literal["hit", "peek", "charge"], checks: Sequence[Check], *subjects: Any) -> Decision:
-        """Decide as the method `method` of the store does, by the strictest `on_error` of the rules."""
-        choices = [bucket.on_error or self._on_error for bucket, _, _ in checks]
-        choice = min(choices, key=STRICTEST_FIRST.index, default=self._on_error)
-        if choice != "local":
-            # What is charged has been used already: nothing refuses it.
-            allowed = choice == "allow" or method == "charge"
-            return Decision(allowed, Reason.UNAVAILABLE, checks=checks, at_least_us=RETRY_US)
-        decision: Decision = getattr(self.local, method)(checks, *subjects)
-        for reservation in decision.reservations:
-            reservation.store = self.local  # where it is refunded, too
-        return decision
-
-    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        """Count a strike.
-
-        Raises:
-            StoreUnavailable: `on_error` is ``"deny"``.
-        """
-        if self._on_error == "deny":
-            raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
-        if self._on_error == "allow":
-            return None
-        bans: Any = self.local.bans
-        ban: Ban | None = bans.strike(policy, key, weight, reason)
-        if ban is not None:
-            return ban
-        earlier: Ban | None = bans.find((key,))
-        if earlier is None:
-            return None
-        # The caller reads how long the ban lasts from its two times, and here it lasts from now on.
-        return earlier._replace(since_us=system_us())
-
-    def ban(self, *banned: Any) -> Any:
-        """Ban a key for this process alone, with the arguments of `BanStore.ban`.
-
-        Raises:
-            StoreUnavailable: `on_error` is not ``"local"``.
-        """
-        if self._on_error != "local":
-            raise StoreUnavailable("the store did not answer")
-        return self.local.bans.ban(*banned)
-
-
 class Failover:
     """Queries a store that can fail, and decides itself when it does.
 
@@ -144,8 +87,8 @@ class Failover:
         on_error: What decides if the store does not answer.
         deadline_us: How long a query may take.
         breaker: Whether there is an outage.
-        local: The store of this process that counts meanwhile.
-        fallback: Decides meanwhile.
+        local: The store of this process that counts meanwhile with ``"local"``, and answers at once. Its windows expire
+            by themselves, so that several outages admit an amount once.
     """
 
     def __init__(self, store: Store, deadline_us: int, on_error: OnError, emit: Callable[[Event], None]) -> None:
@@ -161,7 +104,6 @@ class Failover:
             store.observe_late(self.breaker.note_answer)
         self.local = MemoryStore(clock=self._now_us, wall_clock=system_us)
         self.local.observe(emit)
-        self.fallback = Fallback(self.local, on_error)
 
     def _now_us(self) -> int:
         return self._clock()  # as it is by then: a test may replace it
@@ -170,15 +112,15 @@ class Failover:
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
-        return self._query(partial(self.fallback.decide, "hit"), self._store.hit, checks, subjects)
+        return self._query(partial(self.decide, "hit"), self._store.hit, checks, subjects)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Return what `hit` would return now."""
-        return self._query(partial(self.fallback.decide, "peek"), self._store.peek, checks, subjects)
+        return self._query(partial(self.decide, "peek"), self._store.peek, checks, subjects)
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Record every cost, whatever the limits."""
-        return self._query(partial(self.fallback.decide, "charge"), self._store.charge, checks)
+        return self._query(partial(self.decide, "charge"), self._store.charge, checks)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
         """Refund what a decision charged, in the store that charged it; False if the store does not answer."""
@@ -187,16 +129,61 @@ class Failover:
         return self._query(lambda _: False, self._store.refund, reservations)
 
     def strike(self, *struck: Any) -> Ban | Awaitable[Ban | None] | None:
-        """Count a strike, with the arguments of `BanStore.strike`; during an outage see `Fallback.strike`."""
-        return self._query(self.fallback.strike, self._store.bans.strike, *struck)
+        """Count a strike, with the arguments of `BanStore.strike`."""
+        return self._query(self._strike_here, self._store.bans.strike, *struck)
 
     def ban(self, *banned: Any) -> Ban | Awaitable[Ban]:
-        """Ban a key for a request, with the arguments of `BanStore.ban`; during an outage see `Fallback.ban`."""
-        return self._query(self.fallback.ban, self._store.bans.ban, *banned)
+        """Ban a key for a request, with the arguments of `BanStore.ban`."""
+        return self._query(self._ban_here, self._store.bans.ban, *banned)
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
         return self._query(self.local.bans.find, self._store.bans.find, subjects)
+
+    # -- answers in place of the store -------------------------------------------------------------------------------
+
+    def decide(self, method: Literal["hit", "peek", "charge"], checks: Sequence[Check], *subjects: Any) -> Decision:
+        """Decide as the method `method` of the store does, by the strictest `on_error` of the rules."""
+        choices = [bucket.on_error or self.on_error for bucket, _, _ in checks]
+        choice = min(choices, key=STRICTEST_FIRST.index, default=self.on_error)
+        if choice != "local":
+            # What is charged has been used already: nothing refuses it.
+            allowed = choice == "allow" or method == "charge"
+            return Decision(allowed, Reason.UNAVAILABLE, checks=checks, at_least_us=RETRY_US)
+        decision: Decision = getattr(self.local, method)(checks, *subjects)
+        for reservation in decision.reservations:
+            reservation.store = self.local  # where it is refunded, too
+        return decision
+
+    def _strike_here(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
+        """Count a strike for this process alone.
+
+        Raises:
+            StoreUnavailable: `on_error` is ``"deny"``.
+        """
+        if self.on_error == "deny":
+            raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
+        if self.on_error == "allow":
+            return None
+        bans: Any = self.local.bans
+        ban: Ban | None = bans.strike(policy, key, weight, reason)
+        if ban is not None:
+            return ban
+        earlier: Ban | None = bans.find((key,))
+        if earlier is None:
+            return None
+        # The caller reads how long the ban lasts from its two times, and here it lasts from now on.
+        return earlier._replace(since_us=system_us())
+
+    def _ban_here(self, *banned: Any) -> Any:
+        """Ban a key for this process alone.
+
+        Raises:
+            StoreUnavailable: `on_error` is not ``"local"``.
+        """
+        if self.on_error != "local":
+            raise StoreUnavailable("the store did not answer")
+        return self.local.bans.ban(*banned)
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
