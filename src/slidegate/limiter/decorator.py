@@ -15,7 +15,6 @@ from ..core.arguments import MAX_NAME, check_name, check_whole
 from ..core.buckets import Bucket
 from ..core.decision import Decision, Reason
 from ..core.durations import parse_duration_us
-from ..core.errors import ConfigurationError, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.limit_texts import parse_limits
 from ..core.memo import remember
@@ -59,7 +58,7 @@ class Limited:
     ) -> None:
         self._engine = engine
         self._limits = parse_limits(limits)
-        self._key = key
+        self._key: Any = key
         smallest = min(limit.amount for limit in self._limits)
         self._cost = check_whole(cost, 0, smallest, "limited: cost", "for example 1")
         self._wait_us = 0
@@ -90,13 +89,13 @@ class Limited:
         return cast("Callable[P, R]", limited_async)
 
     async def __aenter__(self) -> Decision:
-        return await self._admit(self._block.bucket, self._key_of_block())
+        return await self._admit(self._block.bucket, self._key)
 
     async def __aexit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
 
     def __enter__(self) -> Decision:
-        return self._admit_here(self._block.bucket, self._key_of_block())
+        return self._admit_here(self._block.bucket, self._key)
 
     def __exit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
@@ -106,7 +105,7 @@ class Limited:
 
         That is a part of a request: it has the deadline of one, and `on_error` decides if the store fails.
         """
-        key, _ = self._engine.keys.normalize(self._key_of_block())
+        key, _ = self._engine.keys.normalize(self._key)
         await answer_to_the_end(self._engine.ban(key, pause_us, reason, "outbound"))
 
     def pause_here(self, pause_us: int, reason: str) -> None:
@@ -152,18 +151,11 @@ class Limited:
             refused = decision
         return await queues.wait(name, refused, ask, wait_us=self._wait_us, wait_max=MAX_WAITING)
 
-    def _key_of(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+    def _key_of(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Return the key of a call."""
         if isinstance(self._key, str):
             return self._key
         return self._key(*args, **options)
-
-    def _key_of_block(self) -> str:
-        if isinstance(self._key, str):
-            return self._key
-        raise ConfigurationError(
-            f'limited: a block has no arguments, so its key is text, for example key="github", not {quoted(self._key)}'
-        )
 
     @cached_property
     def _block(self) -> BucketCaller:
