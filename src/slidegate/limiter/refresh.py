@@ -29,7 +29,7 @@ from ..core.errors import StoreError
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.reservation import Reservation
-from ..core.store import COMMAND_DEADLINE_S, ReadRow, SharedRow
+from ..core.store import ReadRow, SharedRow
 from ..core.stored import json_of
 from ..stores.shared import running_loop
 from ..stores.system_clock import SystemClock
@@ -179,11 +179,15 @@ class Refresher:
         elif on_asyncio():
             return self.read()
         elif self._answers_threads:
-            self._read_in_thread()
+            self.fresh_until_ns = self._clock.monotonic_ns() + STALE_NS  # no other thread asks meanwhile
+            return self.read(min(self._deadline_s * SHARE_OF_DEADLINE, DEADLINE_S))
         return None
 
-    def read(self) -> Running | None:
-        """Read the overrides on the event loop of this thread, unless a read runs already on it.
+    def read(self, deadline_s: float = DEADLINE_S) -> Running | None:
+        """Read the overrides, unless a read runs already on the event loop of this thread.
+
+        Args:
+            deadline_s: How long each step may take that blocks a thread without an event loop.
 
         Returns:
             The read that runs; None if it has ended, because the store answers at once.
@@ -192,49 +196,35 @@ class Refresher:
             return task
         number, asked_ns = self._overrides.begin_reading(), self._clock.monotonic_ns()
         try:
-            answer = self._rows.ask(LIMITS, 0, DEADLINE_S)
+            answer = self._rows.ask(LIMITS, 0, deadline_s)
             # Of a store that answers at once, they are here before the question, unless there are many.
             if not isawaitable(answer) and len(answer) <= AT_ONCE:
                 self._apply(number, [self._parse(value) for _, _, value in answer])
-                self._end_read(asked_ns)
+                self._end_read(asked_ns, deadline_s)
                 return None
         except Exception as error:
             self._failed(error)
             return None
-        return _start_task(self._apply_when_on_this_loop(number, answer, asked_ns), self._reads)
+        return _start_task(self._apply_when_on_this_loop(number, answer, asked_ns, deadline_s), self._reads)
 
     async def _apply_when_on_this_loop(
-        self, number: int, answer: Sequence[ReadRow] | Awaitable[Sequence[ReadRow]], asked_ns: int
+        self, number: int, answer: Sequence[ReadRow] | Awaitable[Sequence[ReadRow]], asked_ns: int, deadline_s: float
     ) -> None:
         try:
             self._apply(number, await self._parse_in_steps(await within(answer, DEADLINE_S)))
         except Exception as error:
             self._failed(error)
         else:
-            self._end_read(asked_ns)
+            self._end_read(asked_ns, deadline_s)
 
-    def _read_in_thread(self) -> None:
-        """Read the overrides in a thread without an event loop, of a store that answers there."""
-        self.fresh_until_ns = self._clock.monotonic_ns() + STALE_NS  # no other thread asks meanwhile
-        try:
-            run_at_once(self._read_and_write(min(self._deadline_s * SHARE_OF_DEADLINE, DEADLINE_S)))
-        except Exception as error:
-            self._failed(error)
-
-    async def _read_and_write(self, deadline_s: float) -> None:
-        await self.refresh(deadline_s)
-        if self._workers.is_due():
-            await self._workers.write(deadline_s)
-
-    async def refresh(self, deadline_s: float = COMMAND_DEADLINE_S) -> None:
+    async def refresh(self) -> None:
         """Read the overrides from the store, and apply them. For commands.
 
         Raises:
             StoreError: The store does not answer.
         """
         number = self._overrides.begin_reading()
-        rows = await self._rows.read(LIMITS, 0, 0, deadline_s)
-        self._apply(number, await self._parse_in_steps(rows))
+        self._apply(number, await self._parse_in_steps(await self._rows.read(LIMITS, 0, 0)))
 
     async def write(self, override: Override, kept_us: int) -> None:
         """Write an override for all workers, and apply it here at once; 0 microseconds end it.
@@ -266,15 +256,15 @@ class Refresher:
             return self._parsed[value]
         return remember(self._parsed, value, override_in(value), _MEMO)
 
-    def _end_read(self, asked_ns: int) -> None:
-        """Record how fresh the overrides are, and publish this worker's rules if that is due."""
+    def _end_read(self, asked_ns: int, deadline_s: float) -> None:
+        """Record how fresh the overrides are, and write what this worker has to say beside them."""
         self.fresh_until_ns = asked_ns + STALE_NS
         if self._workers.is_due():
-            _start_task(self._publish(), self._writes)
+            _start_task(self._publish(deadline_s), self._writes)
 
-    async def _publish(self) -> None:
+    async def _publish(self, deadline_s: float) -> None:
         try:
-            await self._workers.write(DEADLINE_S)
+            await self._workers.write(deadline_s)
         except Exception as error:
             self._failed(error, "the limits of this worker cannot be published")
 
@@ -292,7 +282,10 @@ class Refresher:
 
 
 def _start_task(work: Coroutine[Any, Any, None], running: set[Running]) -> Running | None:
-    """Run a coroutine on the event loop of this thread, and keep its task until it is done."""
+    """Run something on the event loop of this thread, and keep it among what runs; without one, run it at once."""
+    if not on_asyncio():
+        run_at_once(work)
+        return None
     task = in_background(work)
     if task is not None:
         running.add(task)
