@@ -97,18 +97,18 @@ class Limiter:
         on_error: OnError = ON_ERROR,
         networks: Iterable[NetworkKey] = (),
     ) -> None:
-        if store is not None and not isinstance(store, Store):
+        if store is None:
+            store = MemoryStore()
+        if not isinstance(store, Store):
             value = quoted(store)
             if isinstance(store, str):  # which may hold a password
                 value = "its address"
             example = 'MemoryStore() or Limiter.from_url("redis://localhost:6379/0")'
             raise ConfigurationError(f"store: expected a store, for example {example}, not {value}")
-        if store is not None and not isinstance(getattr(store, "bans", None), BanStore):
+        if not isinstance(getattr(store, "bans", None), BanStore):
             raise ConfigurationError(
                 f"store: {store!r} has no bans; set self.bans in its __init__, for example to MemoryStore().bans"
             )
-        if store is None:
-            store = MemoryStore()
         self.store: Store = store
         """The store that keeps the counts."""
         self.engine = Engine(self.store, secret, observers, deadline, on_error, files_of(networks))
