@@ -265,7 +265,7 @@ def test_an_outage_that_several_threads_find_at_once_is_reported_once_and_ends_w
     def act(number: int, thread: int) -> None:
         clock.set(10**9 + number * breaker.OPEN_US)
         if number % 2 == 0:
-            found.failed(None, REFUSED)
+            found.failed(found.call(), REFUSED)
             found.answered(None)  # to what was asked before
         elif found.may_ask():
             found.answered(None)

@@ -173,11 +173,11 @@ class Breaker:
         if error is not None:
             self._report(error)
 
-    def failed(self, call: Call | None, error: Exception) -> None:
+    def failed(self, call: Call, error: Exception) -> None:
         """Count a failure, with which an outage may begin.
 
         Args:
-            call: The call, which ends with the first of its answers and failures; None if it failed at once.
+            call: The call, which ends with the first of its answers and failures.
         """
         concerns = getattr(error, "concerns", "server")
         if concerns == "request":  # the server answered
@@ -185,8 +185,6 @@ class Breaker:
             self.forget(call)
             self._report(error)
             return
-        if call is None:
-            call = self.call()
         if call.has_ended:
             return
         call.end()

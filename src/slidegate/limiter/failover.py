@@ -199,7 +199,7 @@ class Failover:
             self.breaker.forget(None)
             raise
         except Exception as error:
-            self.breaker.failed(None, error)
+            self.breaker.failed(self.breaker.call(), error)
             return decide(*question)
         if not isinstance(answer, Decision) and isawaitable(answer):
             return self._wait(answer, self.breaker.call(), decide, *question)
