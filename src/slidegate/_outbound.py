@@ -19,7 +19,6 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from datetime import timedelta
-from functools import partial
 from inspect import isawaitable, iscoroutinefunction
 from math import ceil
 from operator import attrgetter
@@ -54,13 +53,11 @@ Response = TypeVar("Response")
 class NotSent(SlidegateError):
     """A request was not sent; see `slidegate.httpx.TurnTimeout`."""
 
-    def __init__(self, message: str, *, key: str, retry_after_us: int | None = None) -> None:
+    # With defaults, because copies and pickles are made with the message alone, and get the rest afterwards.
+    def __init__(self, message: str, *, key: str = "", retry_after_us: int | None = None) -> None:
         super().__init__(message)
         self.key = key
         self.retry_after_us = retry_after_us
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), key=self.key), self.args, vars(self)
 
 
 class PartlyReadBody:
@@ -175,7 +172,9 @@ class _Outbound(Generic[Request, Response]):
         await self._wait_for_room(key, until_s)
         while True:
             response = await _awaited(self._steps.send(request))
-            pause_us = self._requested_pause_us(response)
+            pause_us = None
+            if response.status_code in self._statuses:
+                pause_us = read_pause_us(response.status_code, response.headers, time.time())
             if pause_us is None:
                 return response
             try:
@@ -190,12 +189,6 @@ class _Outbound(Generic[Request, Response]):
                 await _awaited(self._steps.close(response.stream))
                 raise
             retries -= 1
-
-    def _requested_pause_us(self, response: Any) -> int | None:
-        """Return the pause that a response requests, in microseconds; None if it requests none."""
-        if response.status_code not in self._statuses:
-            return None
-        return read_pause_us(response.status_code, response.headers, time.time())
 
     async def _read(self, response: Any) -> bool:
         """Read a short body, which frees its connection; return False if there is more of it.

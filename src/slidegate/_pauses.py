@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from math import inf
 from typing import Final
 
 _MAX_FIELD: Final = 4_096
@@ -41,9 +42,7 @@ def read_pause_us(status: int, headers: Mapping[str, str], unix_s: float) -> int
         unix_s: The current time, for absolute times in a response without `Date`.
     """
     fields = defaultdict(str, {name: text.strip() for name, text in headers.items() if len(text) <= _MAX_FIELD})
-    now_s = _unix_s(fields["date"])
-    if now_s is None:
-        now_s = unix_s
+    now_s = _unix_s(fields["date"], unix_s)
     # Where a server and its proxy both write it, httpx joins the values; without its name of a day, a date stays valid.
     sources = [[f"{fields['retry-after-ms']}ms"], fields["retry-after"].split(", ")]
     if status < 500:
@@ -73,30 +72,30 @@ def _quotas(value: str) -> Iterator[tuple[str, str]]:
 
 def _longest_us(texts: Iterable[str], now_s: float) -> int | None:
     """Return the longest valid one of some spans, in microseconds and at least 0; None if none is valid."""
-    spans_s = [span_s for span_s in [_span_s(text, now_s) for text in texts] if span_s is not None]
-    if not spans_s:
+    longest_s = max([_span_s(text, now_s) for text in texts], default=-inf)
+    if longest_s == -inf:
         return None
-    return round(max(0, *spans_s) * 1_000_000)
+    return round(max(0, longest_s) * 1_000_000)
 
 
-def _span_s(text: str, now_s: float) -> float | None:
-    """Return the seconds until a duration in seconds or like ``1m2.5s``, a Unix time or an HTTP-date has passed."""
+def _span_s(text: str, now_s: float) -> float:
+    """Return the seconds until a duration in seconds or like ``1m2.5s``, a Unix time or an HTTP-date has passed.
+
+    Another text is over for ever.
+    """
     if not _SPAN.fullmatch(text):
-        moment_s = _unix_s(text)
-        if moment_s is None:
-            return None
-        return moment_s - now_s
+        return _unix_s(text, -inf) - now_s
     span_s = sum([float(number) * _UNIT_S[unit] for number, unit in _PART.findall(text)])
     if span_s >= _UNIX_TIMES_FROM_S:
         return span_s - now_s
     return span_s
 
 
-def _unix_s(text: str) -> float | None:
-    """Return the Unix time of an HTTP-date."""
+def _unix_s(text: str, default_s: float) -> float:
+    """Return the Unix time of an HTTP-date; of another text the default."""
     try:
         moment = parsedate_to_datetime(text)
         zone = moment.tzinfo or UTC
         return moment.replace(tzinfo=zone).timestamp()
     except (ValueError, TypeError, OverflowError, IndexError):
-        return None
+        return default_s
