@@ -7,10 +7,9 @@ rules of all methods.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 from ..core.errors import closest
 from ..web.decorators import has_lost_limit
@@ -20,7 +19,6 @@ from ..web.policy import Policy
 from ..web.routes import (
     MountedRoute,
     added_middlewares,
-    attribute_of,
     is_by_path,
     layers,
     mounted_routes,
@@ -177,6 +175,7 @@ def _refuses(policy: Policy) -> bool:
 
 def _is_cors(layer: object) -> bool:
     """Return whether an application is CORSMiddleware, or one that will put it around its routes."""
-    # An application that has not imported it does not use it.
-    cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", ())
-    return any(issubclass(kind, cors) for kind in (type(layer), *(added.cls for added in added_middlewares(layer))))
+    from starlette.middleware.cors import CORSMiddleware  # here, so that importing this package does not import it
+
+    kinds = (type(layer), *(added.cls for added in added_middlewares(layer)))
+    return any(issubclass(kind, CORSMiddleware) for kind in kinds)
