@@ -90,17 +90,11 @@ class Networks:
 
     def overlapping(self, other: Networks) -> int:
         """Return how many of the ranges have an address in common with another, smaller set."""
-        count = 0
-        # The index behind the last range of a version that is counted: it may overlap the next of the other set, too.
-        next_index = {4: 0, 6: 0}
+        overlapped: set[tuple[int, int]] = set()  # one range may overlap several of the other set
         for version, first, last in other.ranges():
             starts, ends = self._ranges[version]
-            begin = max(bisect_left(ends, first), next_index[version])
-            end = bisect_right(starts, last)
-            if begin < end:
-                count += end - begin
-                next_index[version] = end
-        return count
+            overlapped |= {(version, at) for at in range(bisect_left(ends, first), bisect_right(starts, last))}
+        return len(overlapped)
 
     def covered(self, version: int) -> int:
         """Return how many of the addresses that clients can have, see `ADDRESSES`, are in one of the networks."""

@@ -91,7 +91,7 @@ class BanPolicy:
         ban_private: bool = False,
     ) -> None:
         self.name = check_name(name, "ban policy name")
-        self.after = _one_limit(after, "after", "20/10m")
+        self.after = _one_limit(after)
         self._set_ladder(duration, factor, longest)
         self.forgive_us = _span_us(forgive, "forgive", "24h")
         if signals is None:
@@ -135,15 +135,15 @@ class BanPolicy:
         self.factor: float = factor
 
 
-def _one_limit(value: str | Limit, option: str, example: str) -> Limit:
+def _one_limit(after: str | Limit) -> Limit:
     limits: tuple[Limit, ...] = ()
-    if isinstance(value, (str, Limit)):
+    if isinstance(after, (str, Limit)):
         try:
-            limits = parse_limits(value)
+            limits = parse_limits(after)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error}", option) from None
+            raise ConfigurationError(f"{error}", "after") from None
     if len(limits) != 1:
-        raise ConfigurationError(f'expected one limit, for example "{example}", not {quoted(value)}', option)
+        raise ConfigurationError(f'expected one limit, for example "20/10m", not {quoted(after)}', "after")
     return limits[0]
 
 
