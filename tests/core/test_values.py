@@ -188,8 +188,7 @@ def test_without_a_time_zone_database_the_error_says_what_to_install(monkeypatch
         raise zoneinfo.ZoneInfoNotFoundError(name)
 
     monkeypatch.setattr(zoneinfo, "ZoneInfo", missing)
-    monkeypatch.setattr(zoneinfo, "available_timezones", set)
-    with pytest.raises(ConfigurationError, match=r"no time zone database to look up 'Asia/Tokyo': pip install tzdata"):
+    with pytest.raises(ConfigurationError, match=r"not 'Asia/Tokyo'; .*: pip install tzdata"):
         Quota("5/day", zone="Asia/Tokyo")
     assert Quota("5/day", zone="UTC"), "UTC needs no database"
 
