@@ -35,7 +35,8 @@ def from_rows(rows: Iterable[ExportedBan]) -> Iterator[Ban]:
             if not isinstance(row, Mapping):
                 raise ValueError(f"expected an object with the fields of a ban, not {quoted(row)}")
             if number == 1:
-                _expect_header(row)
+                if row["slidegate"] != HEADER["slidegate"] or row["version"] != HEADER["version"]:
+                    raise ValueError(f"not an export of bans of version {HEADER['version']}")
                 continue
             ban = _ban(row)
         except (KeyError, TypeError, ValueError) as error:
@@ -48,30 +49,17 @@ def from_rows(rows: Iterable[ExportedBan]) -> Iterator[Ban]:
         raise ConfigurationError("bans: there are no rows, not even the header row of an export")
 
 
-def _expect_header(row: ExportedBan) -> None:
-    if row["slidegate"] != HEADER["slidegate"] or row["version"] != HEADER["version"]:
-        raise ValueError(f"not an export of bans of version {HEADER['version']}")
-
-
 def _ban(row: ExportedBan) -> Ban:
-    return Ban(
-        _key(row["key"]),
-        clean_reason(row["reason"]),
-        clean_reason(row["by"], "by"),
-        min(_whole(row, "level", 0), _MAX_LEVEL),
-        _whole(row, "since_us"),
-        _until_us(row),
-    )
+    key, reason, by = _key(row["key"]), clean_reason(row["reason"]), clean_reason(row["by"], "by")
+    level, since_us = min(_whole(row, "level", 0), _MAX_LEVEL), _whole(row, "since_us")
+    until_us = row["until_us"]
+    if until_us is not None:
+        until_us = _whole(row, "until_us")
+    return Ban(key, reason, by, level, since_us, until_us)
 
 
 def _whole(row: ExportedBan, field: str, least: int = -_MOST) -> int:
     return check_whole(row[field], least, _MOST, field, "for example 0")
-
-
-def _until_us(row: ExportedBan) -> int | None:
-    if row["until_us"] is None:
-        return None
-    return _whole(row, "until_us")
 
 
 def _key(value: object) -> str:
