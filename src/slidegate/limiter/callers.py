@@ -135,10 +135,8 @@ class Owners:
                     'them in another order; write RateLimitMiddleware(..., name="admin") for one of them, or '
                     'Rule(..., name="api") if they are to count together'
                 )
-            number = owners.get(owner)
-            if number is None:
-                numbers = set(owners.values())
-                number = owners[owner] = next(free for free in count(1) if free not in numbers)
+            numbers = set(owners.values())
+            number = owners.setdefault(owner, next(free for free in count(1) if free not in numbers))
         if number == 1:
             return rule
         return f"{rule}#{number}"

@@ -73,13 +73,12 @@ class Keys:
 
     def __init__(self, secret: AnySecret | None) -> None:
         encoded = read_secret(secret)
-        self._hash = blake2b(person=_PERSON, digest_size=16)
-        if encoded is not None:
-            self._hash = blake2b(key=encoded, digest_size=16)
         self.cache: dict[AnyKey, NormalizedKey] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
+        self._hash = blake2b(person=_PERSON, digest_size=16)
         self.names_key: bytes | None = None
         if encoded is not None:
+            self._hash = blake2b(key=encoded, digest_size=16)
             self.names_key = self.digest("names", b"").encode()
         self.fingerprint = self.digest("fingerprint", b"")
 
