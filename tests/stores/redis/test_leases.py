@@ -517,7 +517,7 @@ def test_a_step_of_the_clock_is_noticed() -> None:
 
     def see(ahead_us: int, lag_us: int) -> int:
         now_us = real_monotonic_us()
-        leases.see(now_us + ahead_us - lag_us // 2, (now_us - lag_us) * 1_000)
+        leases.check_clock(now_us + ahead_us - lag_us // 2, (now_us - lag_us) * 1_000)
         return len(dropped)
 
     ahead_us = 10**15

@@ -65,8 +65,8 @@ class RedisBans(BanStore):
     async def find(self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S) -> Ban | None:
         """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
         keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
-        _, own = await asyncio.gather(self._batcher().poll(), self._of_keys(keys))  # in one call
-        return longest([*own, *self._polled.of_networks(subjects)])
+        _, of_keys = await asyncio.gather(self._batcher().poll(), self._of_keys(keys))  # in one call
+        return longest([*of_keys, *self._polled.of_networks(subjects)])
 
     async def strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, deadline_s: float = COMMAND_DEADLINE_S
@@ -76,7 +76,7 @@ class RedisBans(BanStore):
         If the connection breaks, the strikes may be lost.
         """
         batcher = self._batcher()
-        if not self._polled.life:  # nothing is known of networks yet
+        if not self._polled.life:  # before the first poll
             await batcher.poll()
         if self._polled.of_networks((key,)):
             return None
@@ -135,8 +135,8 @@ class RedisBans(BanStore):
         names = *self._polled.names, *self._packing.names_of(key)
 
         def read(answer: Any, now_us: int) -> tuple[Ban | None, bool, bool]:
-            own, network, remembered = answer
-            bans = [unpack_ban(row) for row in (own, network) if row]
+            of_key, network, remembered = answer
+            bans = [unpack_ban(row) for row in (of_key, network) if row]
             return longest(bans, now_us), network != b"", remembered > 0
 
         args = b"unban", key.encode(), os.urandom(8)
@@ -149,7 +149,6 @@ class RedisBans(BanStore):
         return bool(ban or was_remembered)
 
     async def pages(self) -> AsyncIterator[list[Ban]]:
-        """See `BanStore`."""
         await self._batcher().poll()
         now_us = self._time.now_us()
         yield [ban for ban in self._polled.networks.bans.values() if not ban.is_over(now_us)]
@@ -159,8 +158,8 @@ class RedisBans(BanStore):
             cursor, keys = await self._batcher().command(self._polled.names, b"keys", cursor)
             new = [key for key in keys if key not in seen]
             seen.update(new)
-            async for some in in_steps(new, CHUNK):
-                yield await self._of_keys(key.decode() for key in some)
+            async for chunk in in_steps(new, CHUNK):
+                yield await self._of_keys(key.decode() for key in chunk)
             if cursor == b"0":
                 return
 
@@ -169,15 +168,14 @@ class RedisBans(BanStore):
         return self._polled.ban_count
 
     async def load(self, bans: Iterable[Ban]) -> int:
-        """See `BanStore`."""
         now_us = await self._batcher().server_us()
-        taken = 0
-        async for some in in_steps(bans, CHUNK):
-            lasting = [ban for ban in some if not ban.is_over(now_us)]
-            if lasting:
-                await self._put(lasting)
-            taken += len(lasting)
-        return taken
+        imported = 0
+        async for chunk in in_steps(bans, CHUNK):
+            in_force = [ban for ban in chunk if not ban.is_over(now_us)]
+            if in_force:
+                await self._put(in_force)
+            imported += len(in_force)
+        return imported
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
@@ -196,9 +194,9 @@ class RedisBans(BanStore):
         networks = {ban.key for ban in bans if ban.network() is not None}
         if networks:
             await self._batcher().poll()
-            known = {key for key, ban in self._polled.networks.bans.items() if not ban.is_over(now_us)}
-            if len(known | networks) > MAX_NETWORKS:
-                raise too_many_networks(min(networks - known))
+            in_force = {key for key, ban in self._polled.networks.bans.items() if not ban.is_over(now_us)}
+            if len(in_force | networks) > MAX_NETWORKS:
+                raise too_many_networks(min(networks - in_force))
         for ban in bans:
             names.append(self._packing.name_of(ban.key))
             args += [ban.key.encode(), _pack_ban(ban), int(ban.network() is not None)]

@@ -2,7 +2,7 @@
 
 Each event loop has a batcher. It has a line to Redis, see `line`, and for each call that may be under way on it a task
 that sends what is queued, one call after another; when the queue is full, further requests fail. A request that is
-cancelled before it is sent is dropped; a hit that is admitted when nobody awaits it any more is refunded.
+cancelled before it is sent is dropped; a hit that is admitted after its request was cancelled is refunded.
 
 Once a second, and so in the first call after a rest, a poll goes in front of the requests, in the same call: no request
 is decided by what is older. The first poll goes alone, because what is not known to be there must not be written to.
@@ -57,8 +57,8 @@ HALVED_FROM: Final = 33
 answers to one half, the server decides the other. With 64 at once that is 1.5 times as many requests a second."""
 RENEWED_AT_ONCE: Final = 64
 """How many rows of permits are renewed at once, so that requests of clients are sent in between."""
-SPLIT_S: Final = 1.0
-"""How long the slot of a store is thought to be on its way after it was seen there."""
+MIGRATION_S: Final = 1.0
+"""How long requests are sent one by one after a call has found the slot of the store in migration."""
 
 AnyRequest: TypeAlias = Request | Polled
 
@@ -72,12 +72,12 @@ class Parts:
         script: The script.
         time: The clock.
         held: What the process answers by itself.
-        polled: What Redis said last of bans of networks, and of the data.
+        polled: The last poll: the bans of networks, and the state of the data.
         open_line: Opens the line of an event loop.
         lease_us: How long the permits of a dead process stay taken.
         max_waiting: The most requests of an event loop that may be queued.
         leases: Whether the store has leases.
-        late_observers: Are called for each answer that nobody awaited any more.
+        late_observers: Called for each answer that arrived after its request was cancelled.
         is_closed: Whether the store is closed.
     """
 
@@ -115,9 +115,9 @@ class Batcher:
         self._permits_lock = asyncio.Lock()
         self._queue: deque[AnyRequest] = deque()
         self._is_waking = False
-        """Whether a task is about to send what is queued, in the next iteration of the loop."""
-        self._split_until_s = 0.0
-        """Until when a call has the keys of one request, because keys are on their way to another node of a cluster."""
+        """Whether a task sends the queue in the next iteration of the loop."""
+        self._migration_until_s = 0.0
+        """Until when a call has the keys of one request, because their slot migrates to another node of the cluster."""
         self._idle: list[asyncio.Future[None]] = []
         self._wants_poll = False
         """Whether the next call polls, however short ago the last one did."""
@@ -161,7 +161,7 @@ class Batcher:
 
     def refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
         """Refund what was charged; the result is False if nothing of it is left."""
-        held, checks = self.parts.held, [one.check for one in reservations]
+        held, checks = self.parts.held, [reservation.check for reservation in reservations]
 
         def read(answer: bytes, now_us: int) -> bool:
             held.change(windows_of(checks))
@@ -172,11 +172,11 @@ class Batcher:
         return self.request(pack, read, has_permits=concern_permits(checks))
 
     def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
-        """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
+        """Refund the charges of a cancelled request with the next call; if that fails, they stay charged."""
         self.refund(reservations).add_done_callback(_retrieve_exception)
 
     def poll(self) -> asyncio.Future[int]:
-        """Poll with the next call; the result comes after what that says."""
+        """Poll with the next call; the result comes after the poll was read."""
         self._wants_poll = True
         return self.server_us()
 
@@ -209,7 +209,7 @@ class Batcher:
     # -- the tasks that send -----------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Let a task send what is queued, in the next iteration of the loop; not if all are under way."""
+        """Let an idle task send the queue in the next iteration of the loop, if there is one."""
         if self._idle:
             idle = self._idle.pop()
             if not idle.done():  # else the event loop ends, which has cancelled its task
@@ -234,15 +234,15 @@ class Batcher:
 
     async def _serve(self, line: Line) -> None:
         """Send the requests of a call, and give each its answer or an error."""
-        is_split = monotonic() < self._split_until_s
+        is_migrating = monotonic() < self._migration_until_s
         most = self._most_in_call()
-        if is_split:
+        if is_migrating:
             most = 1
         requests = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
         if self._queue:  # for another task
             self._wake()
         try:
-            if is_split or not self.parts.polled.life:
+            if is_migrating or not self.parts.polled.life:
                 await self._poll_alone(line)
             if _have_permits(requests):
                 async with self._permits_lock:
@@ -250,7 +250,7 @@ class Batcher:
             else:
                 failed = await self._call(line, requests)
         except BaseException as error:
-            failed = self._handle_failure(requests, error, is_alone=is_split)
+            failed = self._handle_failure(requests, error, is_alone=is_migrating)
             if not isinstance(error, Exception):
                 raise
         if failed is not None and failed.concerns != "request":  # a new connection may lead to a healthy server
@@ -278,7 +278,7 @@ class Batcher:
             is_alone: Whether it had the keys of one request alone.
         """
         if isinstance(error, KeysApart):
-            self._split_until_s = monotonic() + SPLIT_S
+            self._migration_until_s = monotonic() + MIGRATION_S
             if not is_alone:
                 self._queue.extendleft(reversed(requests))  # nothing was done; now each goes alone
                 return None
@@ -319,30 +319,29 @@ class Batcher:
             requests = parts.polled, *requests
         sent: list[AnyRequest] = []
         names: list[bytes] = []
-        packed: list[bytes] = []
+        packets: list[bytes] = []
         args: list[bytes | int] = []
         for request in requests:
-            one = self._packed(request)
-            if one is not None:
+            packed = self._pack(request)
+            if packed is not None:
                 sent.append(request)
-                names += one.names
-                packed.append(one.request)
-                args += one.args
+                names += packed.names
+                packets.append(packed.request)
+                args += packed.args
         if not sent:
             return None
         keys = names or [parts.packing.meta]
-        arguments = len(keys), *keys, parts.time.for_script(), b"".join(packed), *args
+        arguments = len(keys), *keys, parts.time.for_script(), b"".join(packets), *args
         try:
             reply = await line.ask("EVALSHA", parts.script.name, *arguments)
         except ResponseError as error:
+            # The server does not know the script, or does not permit EVALSHA.
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
-            reply = await line.ask(
-                "EVAL", parts.script.source, *arguments
-            )  # it does not know the script, or forbids EVALSHA
+            reply = await line.ask("EVAL", parts.script.source, *arguments)
         return self._deliver(sent, reply, sent_ns)
 
-    def _packed(self, request: AnyRequest) -> Packed | None:
+    def _pack(self, request: AnyRequest) -> Packed | None:
         """Pack a request; None if nobody awaits it any more, or it cannot be packed and fails, while others go on."""
         if not request.is_awaited():
             return None
@@ -364,9 +363,9 @@ class Batcher:
             answered = [*zip(sent, reply[1:], strict=True)]
         except Exception:
             raise unexpected(reply) from None
-        parts.time.saw(now_us)
+        parts.time.note(now_us)
         if parts.leases:
-            parts.held.see(now_us, sent_ns)
+            parts.held.check_clock(now_us, sent_ns)
         failed: StoreError | None = None
         for request, answer in answered:
             error = self._deliver_one(request, answer, now_us, sent_ns)
@@ -382,7 +381,9 @@ class Batcher:
                 raise refusal(answer[1:].decode(errors="replace"))
             request.deliver(answer, now_us, sent_ns)
         except Exception as error:
-            failed = error if isinstance(error, StoreError) else unexpected(answer, "request")
+            failed: StoreError = unexpected(answer, "request")
+            if isinstance(error, StoreError):
+                failed = error
             request.fail(failed)
             return failed
         if is_late:
@@ -393,7 +394,7 @@ class Batcher:
 
 def _have_permits(requests: Iterable[AnyRequest]) -> bool:
     """Return whether one of some requests is about permits."""
-    for request in requests:
+    for request in requests:  # faster than `any`
         if request.has_permits:
             return True
     return False

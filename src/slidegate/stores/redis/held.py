@@ -1,4 +1,4 @@
-"""What a worker answers by itself, in the place of Redis, about questions that were asked before.
+"""The answers that a worker gives without Redis, to questions that were asked before.
 
 *No*: a question that was refused would be refused again until units expire or are refunded, and a banned client until
 the ban ends. So a refusal is repeated, but for at most `TRUST_US` after Redis was asked: that is the delay with which a
@@ -58,7 +58,7 @@ Refund: TypeAlias = Callable[[Sequence[Reservation]], None]
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """What Redis said last of a question: a refusal, or a lease.
+    """The last answer of Redis to a question: a refusal, or a lease.
 
     Attributes:
         decision: The decision; in a lease with the states of windows after all its units.
@@ -66,8 +66,7 @@ class Answer:
         came_us: When it came, by the local clock of the store.
         until_us: Until when it is used, by the same clock.
         amounts: The amounts of its limits; an operator may change them.
-        cleared: The questions for which a lease may be spent, one for each client: Redis has said that no ban refuses
-            it.
+        cleared: The questions for which a lease may be spent, one for each client that no ban refused.
         units: An element for each unit that is left; threads take them without a lock.
         used: How often the question was asked under the lease.
         used_before: How often under the one before.
@@ -136,7 +135,7 @@ class HeldAnswers:
         if decision.allowed:
             return self._spend(held, question)
         now_us = self._time.local_us()
-        if not self._goes_on(held, question, now_us):
+        if not self._is_usable(held, question, now_us):
             self.answers.pop(question, None)  # the refusal by a ban, in front of what its checks have
             return None
         by_server_us = decision.now_us + now_us - held.came_us
@@ -157,7 +156,7 @@ class HeldAnswers:
             return None
         now_us = self._time.local_us()  # read after a unit was taken: a process may be stopped before any line
         is_cleared = question in lease.cleared and monotonic_ns() < self.fresh_until_ns
-        if is_cleared and self._goes_on(lease, question, now_us):
+        if is_cleared and self._is_usable(lease, question, now_us):
             lease.used += 1
             return admitted_before(lease.decision, len(lease.units), lease.decision.now_us + now_us - lease.came_us)
         lease.units.append(None)
@@ -176,7 +175,7 @@ class HeldAnswers:
         if lease is None:
             return 0
         now_us, used, before = self._time.local_us(), lease.used, lease.used_before
-        if not self._goes_on(lease, question, now_us):
+        if not self._is_usable(lease, question, now_us):
             self.refund_rest(lease, refund)
             before = used  # the next lease begins
             used = 0
@@ -196,7 +195,7 @@ class HeldAnswers:
 
         Args:
             question: The question.
-            decision: What Redis said.
+            decision: The decision of Redis.
             sent_ns: When it was asked (monotonic).
         """
         subject: Hashable = question
@@ -229,7 +228,7 @@ class HeldAnswers:
 
         Args:
             question: The question.
-            decision: What Redis said.
+            decision: The decision of Redis.
             sent_ns: When it was asked (monotonic).
             lasts_us: How long after its decision the first slice ends.
             units: How many units were charged.
@@ -247,9 +246,9 @@ class HeldAnswers:
                 refund(charges_of(decision, left))
             return
         lease = self.answers.get(question.checks)
-        if lease is None or not lease.decision.allowed or not self._goes_on(lease, question, came_us):
+        if lease is None or not lease.decision.allowed or not self._is_usable(lease, question, came_us):
             lease = Answer(decision, sent_ns, came_us, until_us, amounts_of(question.checks))
-            self._begin(lease, question, refund)
+            self._replace_lease(lease, question, refund)
         lease.decision = decision  # of the same slices
         lease.came_us = came_us
         lease.cleared.add(question)
@@ -257,8 +256,8 @@ class HeldAnswers:
         lease.used += used
         lease.units += [None] * left
 
-    def _begin(self, lease: Answer, question: Question, refund: Refund) -> None:
-        """Begin a lease in place of the last one, and refund what is left of it when it has ended."""
+    def _replace_lease(self, lease: Answer, question: Question, refund: Refund) -> None:
+        """Replace the last lease of a question by a new one, which is refunded when it has ended."""
         last = self.answers.get(question.checks)
         if last is not None:
             lease.used_before = last.used
@@ -268,8 +267,8 @@ class HeldAnswers:
             lasts_s = (lease.until_us - lease.came_us) / 1_000_000 * (1 + random() / 2)
             asyncio.get_running_loop().call_later(lasts_s, self.refund_rest, lease, refund)
 
-    def see(self, now_us: int, sent_ns: int) -> None:
-        """Take note of an answer received now; drop all leases if the server's clock has stepped.
+    def check_clock(self, now_us: int, sent_ns: int) -> None:
+        """Compare the clocks at an answer received now; drop all leases if the server's clock has stepped.
 
         Args:
             now_us: The server's time.
@@ -314,7 +313,7 @@ class HeldAnswers:
         self.change()
         self._dropped_ns = monotonic_ns()
         for subject, held in [*self.answers.items()]:
-            if key is None or any(key == own for _, own, _ in held.decision.checks):
+            if key is None or any(key == checked for _, checked, _ in held.decision.checks):
                 held.is_dropped = True
                 self.answers.pop(subject, None)
 
@@ -326,8 +325,8 @@ class HeldAnswers:
         changed_ns = self._changed_ns
         return self._all_changed_ns >= since_ns or any(changed_ns.get(name, 0) >= since_ns for name in names)
 
-    def _goes_on(self, held: Answer, question: Question, now_us: int) -> bool:
-        """Return whether an answer is of use for a question now; see `cleared` for who is not banned."""
+    def _is_usable(self, held: Answer, question: Question, now_us: int) -> bool:
+        """Return whether an answer may still be used for a question; `cleared` has the clients that no ban refuses."""
         if held.is_dropped or not held.came_us <= now_us < held.until_us:  # a test may set its clock back
             return False
         if held.amounts != amounts_of(question.checks):

@@ -67,7 +67,7 @@ class DecisionRequest(Request):
     by_network: Sequence[Ban] = ()
 
     def pack(self) -> Packed:
-        """See `Request`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
+        """Pack it; if a banned network refuses it, as a peek: the key's own ban may last longer."""
         question, permits, parts = self.question, self.batcher.permits, self.batcher.parts
         self._find_networks()
         if self.what == CHARGE:
@@ -84,9 +84,9 @@ class DecisionRequest(Request):
         return Packed(packed.names, packed.request, (ahead,))
 
     def deliver(self, answer: Any, now_us: int, sent_ns: int) -> None:
-        """Give the decision to who awaits it.
+        """Deliver the decision.
 
-        A hit that was charged is refunded if nobody awaits it any more, or if a network has been banned since it was
+        A hit that was charged is refunded if its request was cancelled, or if a network has been banned since it was
         packed. If the ban that made it a peek has been lifted since, it is asked again.
         """
         was_banned = bool(self.by_network)
@@ -108,10 +108,13 @@ class DecisionRequest(Request):
         self.answer(decision)
 
     def _admit(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
-        """Return the admission of a hit; it is refunded if it was in vain. What was charged ahead is kept."""
+        """Return the admission of a hit, and keep what was charged ahead.
+
+        The hit is refunded if its request was cancelled, or a network has been banned.
+        """
         held, question, refund = self.batcher.parts.held, self.question, self.batcher.refund_in_background
         spent = int(self.is_awaited() and not self.by_network)
-        decision = self._unpacked(answer, now_us)
+        decision = self._of_limits(answer, now_us)
         held.end_refusals(question)
         if question.may_lease and question.is_repeated:
             # How many equal hits were charged, and how long after that their first slice ends.
@@ -145,18 +148,18 @@ class DecisionRequest(Request):
 
     def _decision(self, answer: Any, now_us: int) -> Decision:
         """Return the decision; of two bans the longer one refuses."""
-        own: Sequence[bytes] = ()
+        rows: Sequence[bytes] = ()
         if answer[0] == BANNED:
-            own = answer[1:]
-        ban = longest([*self.by_network, *map(unpack_ban, own)])
+            rows = answer[1:]
+        ban = longest([*self.by_network, *map(unpack_ban, rows)])
         if ban is None:
-            return self._unpacked(answer, now_us)
+            return self._of_limits(answer, now_us)
         if ban.until_us is not None:  # that of a network may have ended since the question was packed
             now_us = min(now_us, ban.until_us - 1)
         return refused_by_ban(ban, now_us, self.question.checks)
 
-    def _unpacked(self, answer: bytes, now_us: int) -> Decision:
-        """Return what the limits say."""
+    def _of_limits(self, answer: bytes, now_us: int) -> Decision:
+        """Return the decision of the limits, and hold its permits."""
         decision = _decision_of(answer, self.what, self.question.checks, now_us)
         if self.has_permits and decision.reservations:
             self.batcher.permits.hold(decision, self.batcher.parts.packing.permits_row)

@@ -1,4 +1,4 @@
-"""What a worker has to know besides its own requests. It polls Redis for that once a second.
+"""The poll: once a second a worker asks Redis for the bans of networks, and for the state of the data.
 
 The bans of networks are a short list, of which every worker keeps a copy. It reads the list again when Redis reports
 another version of it.
@@ -22,12 +22,12 @@ from .protocol import Packed, Packing, StoreTime, command, real_monotonic_us, un
 
 POLL_NS: Final = 1_000_000_000
 """How old the last poll may be when a request is decided."""
-LOOK_EVERY_US: Final = 60_000_000
-"""How often to look whether Redis evicts keys: somebody may change that while it runs."""
+CHECK_EVERY_US: Final = 60_000_000
+"""How often to check whether Redis evicts keys: an operator may change that while it runs."""
 
 
 class Polled:
-    """What Redis said last, and the request that asks for it; see `Request`. All event loops of a store share it.
+    """The last poll, and the request that polls; see `Request`. All event loops of a store share it.
 
     Args:
         packing: Packs the request.
@@ -39,7 +39,7 @@ class Polled:
     Attributes:
         names: The keys of what concerns all bans: the hash with life and version, the index, and the networks.
         networks: The bans of networks.
-        life: The identity of the data; empty until Redis has said it.
+        life: The identity of the data; empty before the first poll.
         ban_count: The number of bans, some of which may have ended since.
         due_ns: From when on calls poll (monotonic).
     """
@@ -61,8 +61,8 @@ class Polled:
         self.due_ns = 0
         self._version = b"?"  # of the networks; none has this one, so that they are read first
         self._unpacked: dict[bytes, Ban] = {}
-        self._next_look_us = 0
-        """When it is looked next whether Redis evicts keys (monotonic)."""
+        self._next_check_us = 0
+        """When the next poll asks whether Redis evicts keys (monotonic)."""
         self._policy = b""
         """Which keys Redis evicts when it is full."""
 
@@ -71,11 +71,11 @@ class Polled:
         networks = self.networks
         if not networks.bans:
             return []
-        found: list[Ban] = []
-        for one in subjects:
-            found += networks.of(one)
+        bans: list[Ban] = []
+        for subject in subjects:
+            bans += networks.of(subject)
         now_us = self._time.now_us()
-        return [ban for ban in found if not ban.is_over(now_us)]
+        return [ban for ban in bans if not ban.is_over(now_us)]
 
     def is_awaited(self) -> bool:
         """Return True: without this no request may be decided."""
@@ -87,13 +87,13 @@ class Polled:
         if self._begins:
             life_if_none = os.urandom(8).hex().encode()
         now_us = real_monotonic_us()
-        looks = not self.life or now_us >= self._next_look_us
-        if looks:
-            self._next_look_us = now_us + LOOK_EVERY_US
-        return command(self.names, b"poll", life_if_none, int(looks), self._version, self._packing.naming)
+        checks_eviction = not self.life or now_us >= self._next_check_us
+        if checks_eviction:
+            self._next_check_us = now_us + CHECK_EVERY_US
+        return command(self.names, b"poll", life_if_none, int(checks_eviction), self._version, self._packing.naming)
 
     def deliver(self, answer: Sequence[Any], now_us: int, sent_ns: int) -> None:
-        """Take in the answer.
+        """Read the answer.
 
         Raises:
             StoreUnavailable: This is a tool, and Redis has no slidegate data, or workers that make other names.
@@ -108,14 +108,14 @@ class Polled:
             self._check_data(life, naming)
         self.life = life
         if policy:
-            self._tell_of_eviction(policy)
-        known = self.ban_count
+            self._warn_of_eviction(policy)
+        lost = self.ban_count
         self.ban_count = count
         if before not in (b"", life):
-            message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
-            self._tell(Event("store_reset", message, {"bans": known}))
+            message = f"Redis lost its data: counts restart from zero; {lost} known bans were lost"
+            self._tell(Event("store_reset", message, {"bans": lost}))
         if version != self._version:
-            self._take_networks(rows[1::2])
+            self._replace_networks(rows[1::2])
             self._version = version
             self._held.change()
         self.due_ns = self._held.fresh_until_ns = sent_ns + POLL_NS
@@ -136,8 +136,8 @@ class Polled:
                 "SLIDEGATE_SECRET, or the options of the address, to those of the application"
             )
 
-    def _tell_of_eviction(self, policy: bytes) -> None:
-        """Tell that Redis evicts keys when it is full, once until that is another policy."""
+    def _warn_of_eviction(self, policy: bytes) -> None:
+        """Emit an event if Redis evicts keys when it is full; once, until its policy is another one."""
         before = self._policy
         self._policy = policy
         if policy in (before, b"noeviction"):
@@ -146,11 +146,10 @@ class Polled:
         message = f"{evicts}, so limits and bans are lost; set maxmemory-policy noeviction"
         self._tell(Event("store_evicts", message, {"policy": policy.decode()}))
 
-    def _take_networks(self, rows: Sequence[bytes]) -> None:
+    def _replace_networks(self, rows: Sequence[bytes]) -> None:
         """Replace the bans of networks; of a thousand, only those are unpacked that are new."""
-        before = self._unpacked
         bans: dict[bytes, Ban] = {}
         for row in rows:
-            bans[row] = before.get(row) or unpack_ban(row)
+            bans[row] = self._unpacked.get(row) or unpack_ban(row)
         self._unpacked = bans
         self.networks = BannedNetworks(bans.values())

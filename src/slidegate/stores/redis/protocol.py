@@ -1,4 +1,4 @@
-"""What is said to Redis, and what it says: the Lua script, the binary format of its requests and answers, errors, time.
+"""The protocol: the Lua script, the binary format of its requests and answers, errors, and the time of the server.
 
 A request has a byte for the operation, the numbers of its keys, asks, bans and arguments, the indexes of the keys whose
 bans refuse it, and the asks; each ask has the index of its key, the cost and the limit. Indexes count from the first
@@ -35,7 +35,7 @@ from ..shared import digest_of
 from ..system_clock import system_us
 
 LAYOUT: Final = 11
-"""The version of the format of windows, strikes and permits, which begin anew in another one: a part of their fields.
+"""The version of the format of windows, strikes and permits; their fields contain it, so another version starts empty.
 
 Bans, levels and quotas have no version, because every later one reads them: their formats may only gain what an older
 one ignores.
@@ -168,7 +168,9 @@ class Packing:
         self.windows = f"{{{prefix}}}:w:".encode()
         self.strikes = f"{{{prefix}}}:s:".encode()
         self._unix_us = unix_us
-        self.naming = READABLE if readable else UNKEYED
+        self.naming = UNKEYED
+        if readable:
+            self.naming = READABLE
         self._key = b""
         self._names: dict[str, bytes] = {}
 
@@ -313,7 +315,7 @@ a replica, cannot save, or lacks replicas.
 
 
 def refusal(text: str) -> StoreUnavailable:
-    """Return the exception for what Redis says instead of an answer."""
+    """Return the exception for an error reply of Redis."""
     return StoreUnavailable(f"redis: {text}", concerns=_concern_of(text))
 
 
@@ -330,8 +332,9 @@ def store_error(error: BaseException) -> StoreError:
     if isinstance(error, StoreError):
         return error
     text = f"{type(error).__name__}: {error}"
-    is_late = isinstance(error, (TimeoutError, RedisTimeoutError))
-    failed: StoreError = StoreTimeout(f"redis: {text}") if is_late else refusal(text)
+    failed: StoreError = refusal(text)
+    if isinstance(error, (TimeoutError, RedisTimeoutError)):
+        failed = StoreTimeout(f"redis: {text}")
     failed.__cause__ = error
     return failed
 
@@ -370,7 +373,9 @@ class StoreTime:
 
     def for_script(self) -> int:
         """Return the time argument of a script; -1 makes the script use the server's TIME."""
-        return -1 if self._clock is None else self._clock()
+        if self._clock is None:
+            return -1
+        return self._clock()
 
     def now_us(self) -> int:
         """Return the server's time, estimated from its last answer."""
@@ -382,7 +387,7 @@ class StoreTime:
             return sent_ns // 1_000
         return self.local_us()
 
-    def saw(self, now_us: int) -> None:
+    def note(self, now_us: int) -> None:
         """Record the server's time, in an answer received now."""
         if self.is_real:
             self._ahead_us = now_us - real_monotonic_us()

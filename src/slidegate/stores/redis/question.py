@@ -1,4 +1,4 @@
-"""What is asked of Redis about checks, again and again; the store has one object for equal checks of one client."""
+"""Questions: checks, and how they are packed; the store has one object for equal checks of one client."""
 
 from __future__ import annotations
 
@@ -74,12 +74,15 @@ class Question:
         limits = [limit for bucket, _, _ in self.checks for limit in bucket.limits]
         counters = [limit.counter for limit in limits if isinstance(limit, Limit)]
         terms = [(counter, counter.terms) for counter in counters]
-        packed = packing.question(LEASE if self.may_lease else HIT, self.checks, self.refusing, held)
+        what = HIT
+        if self.may_lease:
+            what = LEASE
+        packed = packing.question(what, self.checks, self.refusing, held)
         if len(counters) == len(limits):  # no quota, which depends on the time, and no permits
             self._remembered = terms, packed
         return packed
 
     def note_asked(self, now_ns: int) -> None:
-        """Note that it is asked now (monotonic)."""
+        """Record the time of a hit (monotonic)."""
         self.is_repeated = now_ns - self._asked_ns < _LATELY_NS
         self._asked_ns = now_ns

@@ -1,4 +1,4 @@
-"""Requests, which share script calls: what is awaited, how it is packed when it is sent, and what its answer means."""
+"""Requests, which share script calls: how each is packed when it is sent, and how its answer is read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Request(ABC):
 
     @abstractmethod
     def deliver(self, answer: Any, now_us: int, sent_ns: int) -> None:
-        """Give the result to who awaits it.
+        """Deliver the answer.
 
         Args:
             answer: The answer of the script, which is no failure.
@@ -46,12 +46,12 @@ class Request(ABC):
         return not self.future.done()
 
     def answer(self, result: Any) -> None:
-        """Give the result to who still awaits it."""
+        """Complete the future with a result, unless it was cancelled."""
         if not self.future.done():
             self.future.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Raise an error in the task that still awaits the result."""
+        """Complete the future with an error, unless it was cancelled."""
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -69,11 +69,9 @@ class Command(Request):
     read: Read
 
     def pack(self) -> Packed:
-        """See `Request`."""
         return self.packer()
 
     def deliver(self, answer: Any, now_us: int, sent_ns: int) -> None:
-        """See `Request`."""
         self.answer(self.read(answer, now_us))
 
 

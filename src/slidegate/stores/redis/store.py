@@ -63,8 +63,8 @@ READ_AT_ONCE: Final = 32
 class RedisStore(Store):
     """Stores windows and bans in Redis or Valkey, for all hosts that use it.
 
-    Safe to share between threads and event loops, and after `fork`. Each event loop opens a connection of its own. Who
-    awaits an answer keeps the deadline, and cancels it then: no method uses its argument `deadline_s`.
+    Safe to share between threads and event loops, and after `fork`. Each event loop opens a connection of its own. The
+    caller cancels what it awaits at its deadline: no method uses its argument `deadline_s`.
 
     Args:
         client: An address such as ``"redis://localhost:6379/0"``, see `clients`; or a client of
@@ -78,8 +78,8 @@ class RedisStore(Store):
             three times in that time.
         max_bans: The most bans in force. Beyond that, automatic bans are not recorded.
         max_waiting: The most requests of one event loop that may be queued for a slow server.
-        leases: Whether a worker has units charged ahead of a question that it is asked often, and spends them within
-            the same slice without asking Redis; see `held`.
+        leases: Whether a worker charges units ahead for a question that is asked often, and spends them within the same
+            slice without asking Redis; see `held`.
         key_locking: Whether scripts lock the keys that they use, and not the database: for Upstash alone.
         create: Whether to begin where Redis has no slidegate data under the prefix; if not, every call then raises
             `StoreUnavailable`, for a tool that looks at the data of workers.
@@ -136,7 +136,7 @@ class RedisStore(Store):
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self._questions: dict[object, Question] = {}
         self._secrets: set[bytes | None] = set()
-        """What the names of keys are made with: one, or none before there is a limiter."""
+        """The key of names; empty before there is a limiter."""
 
     def __repr__(self) -> str:
         return f"<RedisStore {quoted(self._prefix)}>"
@@ -182,7 +182,7 @@ class RedisStore(Store):
             await self.batcher().server_us()
 
     def observe_late(self, observer: Callable[[], None]) -> None:
-        """Call `observer` for each answer that came when nobody awaited it any more."""
+        """Call `observer` for each answer that arrived after its request was cancelled."""
         self.parts.late_observers.append(observer)
 
     def hit(
@@ -230,13 +230,14 @@ class RedisStore(Store):
         """
         if not reservations:
             return False
-        holders, here = {one.holder for one in reservations}, self.batcher()
+        own = self.batcher()
+        holders = {reservation.holder for reservation in reservations}
         for batcher in list(self._batchers.values()):
-            if batcher.permits in holders and batcher is not here and batcher.loop.is_running():
+            if batcher.permits in holders and batcher is not own and batcher.loop.is_running():
                 # On the event loop that has the permits, which sends one call with permits after another.
-                there = asyncio.run_coroutine_threadsafe(_refund(batcher, reservations), batcher.loop)
-                return asyncio.wrap_future(there)
-        return here.refund(reservations)
+                refund = asyncio.run_coroutine_threadsafe(_refund(batcher, reservations), batcher.loop)
+                return asyncio.wrap_future(refund)
+        return own.refund(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
@@ -338,11 +339,9 @@ class RedisRows(SharedRows):
         self._prefix = prefix
 
     def time(self) -> Awaitable[int]:
-        """See `SharedRows`."""
         return self._batcher().server_us()
 
     def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None]:
-        """See `SharedRows`."""
         name = self._name_of(row.kind, row.number)
         args = b"write_row", worker, row.value, row.kept_us
         return self._batcher().command((name,), *args, read=lambda answer, now_us: None)
@@ -350,19 +349,18 @@ class RedisRows(SharedRows):
     def read(
         self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
     ) -> Awaitable[list[ReadRow]]:
-        """See `SharedRows`."""
         if first == last:  # as of most, in the same call as what is asked next
             return self._read(kind, first)
         return self._read_many(kind, first, last)
 
     async def _read_many(self, kind: str, first: int, last: int) -> list[ReadRow]:
         """Read the rows of several numbers, some in each call."""
-        found: list[ReadRow] = []
+        rows: list[ReadRow] = []
         async for numbers in in_steps(range(first, last + 1), READ_AT_ONCE):
             answers = [self._read(kind, number) for number in numbers]
-            for rows in await asyncio.gather(*answers):
-                found += rows
-        return found
+            for rows_of_number in await asyncio.gather(*answers):
+                rows += rows_of_number
+        return rows
 
     def _read(self, kind: str, number: int) -> Awaitable[list[ReadRow]]:
         """Read the rows of one number."""
