@@ -8,7 +8,6 @@ ends its observers when the server ends.
 import os
 import socket
 import sys
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -57,14 +56,24 @@ def make() -> Starlette:
     return app
 
 
-def serve(factory: str, **options: Any) -> None:
-    """Serve what a factory ``module:make`` makes, on the store and by the workers in the arguments; print the port."""
+def serve(factory: str) -> None:
+    """Serve what a factory ``module:make`` makes, on the store and by the workers in the arguments; print the port.
+
+    Uvicorn replaces a worker that does not answer its supervisor for five seconds. A new worker answers when it has
+    imported this module, which takes longer on a busy machine: each would be replaced before it serves.
+    """
     os.environ["STORE"] = sys.argv[1]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sys.stdout.write(f"{listening.getsockname()[1]}\n")
         sys.stdout.flush()
-        options |= {"workers": int(sys.argv[2]), "log_level": "warning"}
-        uvicorn.run(factory, factory=True, fd=listening.fileno(), **options)
+        uvicorn.run(
+            factory,
+            factory=True,
+            fd=listening.fileno(),
+            workers=int(sys.argv[2]),
+            log_level="warning",
+            timeout_worker_healthcheck=60,
+        )
 
 
 if __name__ == "__main__":

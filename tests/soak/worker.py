@@ -90,4 +90,4 @@ def make() -> Starlette:
 
 
 if __name__ == "__main__":
-    serve(f"{__spec__.name}:make", timeout_worker_healthcheck=60)
+    serve(f"{__spec__.name}:make")
