@@ -6,12 +6,12 @@ A *job* is a method of `Transaction` with its arguments. On an asyncio event loo
 * after one job in `LOOK_EVERY`, the jobs that follow in the same iteration of the loop wait for its end. If there are
   many, they run in one transaction, up to `MOST_TOGETHER`, and so do those of the next iterations, until there are few
   again;
-* while somebody else is behind the gate, jobs wait and are retried without blocking the loop. A `Limiter` gives up the
+* while others are behind the gate, jobs wait and are retried without blocking the loop. A `Limiter` gives up the
   futures of requests after its deadline; after `COMMAND_DEADLINE_S`, a job fails with `StoreTimeout`.
 
 Without an asyncio event loop, also under trio, the caller blocks until the job has run, or it is given up. A thread
-waits for the others of its process (see `gate.Turns`), whose transactions are short, and for other processes within its
-deadline. A job that is cancelled or times out before it has run has charged nothing.
+waits for the others of its process (see `gate.ThreadLock`), whose transactions are short, and for other processes
+within its deadline. A job that is cancelled or times out before it has run has charged nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 from ...core.errors import StoreTimeout, StoreUnavailable
 from ...core.store import COMMAND_DEADLINE_S
 from ..shared import on_loop, run_unless_on_loop, running_loop
-from .gate import POLL_S, TURNS, WAIT_S
+from .gate import POLL_S, THREAD_LOCK, WAIT_S
 from .kept import in_background
 from .transaction import Job, Transaction, Transactions
 
@@ -58,7 +58,7 @@ class Batcher:
 
     def __init__(self, transactions: Transactions) -> None:
         self.transactions = transactions
-        self._here = _Here()
+        self._of_thread = _ThreadJobs()
 
     def run(
         self,
@@ -81,9 +81,9 @@ class Batcher:
         if loop is None:
             answer = self._wait(job, deadline_s)
             return answer
-        jobs = self._here.jobs
+        jobs = self._of_thread.jobs
         if jobs is None or jobs.loop is not loop:
-            jobs = self._here.jobs = _LoopJobs(self.transactions, loop)
+            jobs = self._of_thread.jobs = _LoopJobs(self.transactions, loop)
         if jobs.is_busy:
             return jobs.queue(job)
         answers = self.transactions.write((job,))
@@ -146,8 +146,8 @@ class Batcher:
             time.sleep(POLL_S)
 
 
-class _Here(threading.local):
-    """The jobs of the event loop that has asked last in this thread."""
+class _ThreadJobs(threading.local):
+    """The jobs of the last event loop of this thread."""
 
     jobs: _LoopJobs | None = None
 
@@ -201,25 +201,25 @@ class _LoopJobs:
 
     def _next(self) -> None:
         """Run the next jobs, and schedule those after them."""
-        taken, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
+        items, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
         try:
-            blocked = self._attempt(taken, self.loop.time())
+            blocked = self._attempt(items, self.loop.time())
         except BaseException:  # SystemExit of a signal handler: what still runs then need not wait for its deadline
             self._schedule()
-            for future, _, _ in taken:
+            for future, _, _ in items:
                 _fail(future, StoreUnavailable("lmdb: the process was interrupted", concerns="request"))
             raise
         self._tries += 1
         if not blocked:
             self._tries = 0
         self._waiting = blocked + self._waiting
-        self.is_busy = bool(self._waiting) or len(taken) >= MANY
+        self.is_busy = bool(self._waiting) or len(items) >= MANY
         if self.is_busy:
             self._schedule()
 
     def _attempt(self, items: list[_Item], now_s: float) -> list[_Item]:
         """Run jobs together, or separately if that fails; return those that have to be retried."""
-        items = [item for item in items if not item[0].done()]  # the answers of others are awaited no longer
+        items = [item for item in items if not item[0].done()]  # the others were cancelled
         if not items:
             return []
         try:
@@ -237,18 +237,18 @@ class _LoopJobs:
                 if not future.done():  # else observers of an event have cancelled it
                     future.set_result(answer)
             return []
-        TURNS.claim()
+        THREAD_LOCK.reserve()
         for future, _, until_s in items:
             if now_s >= until_s:
                 _fail(future, _too_long(COMMAND_DEADLINE_S))
         return items
 
 
-async def answer_of(asked: T | Awaitable[T]) -> T:
+async def answer_of(answer: T | Awaitable[T]) -> T:
     """Return an answer of `Batcher.run`, within a coroutine for `run_unless_on_loop`."""
-    if isawaitable(asked):
-        return await asked
-    return asked
+    if isawaitable(answer):
+        return await answer
+    return answer
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:

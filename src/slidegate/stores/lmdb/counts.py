@@ -1,20 +1,20 @@
-"""The file of this start of the machine: which it is, whether it is begun anew, and how much room is left in it.
+"""The file of this start of the machine: its name, when it is created, and how much room is left in it.
 
 The name of the file contains the layout and the machine's boot id. Killing a process cannot damage the file: its pages
 are in the kernel's cache, and the last commit stays in force. Only a crash of the machine can, and then the boot id is
 another one. So nothing is verified or repaired; a file of another boot is deleted unread.
 
-That is only done if nobody lives, see `gate`: a container may have a boot id of its own. Where somebody lives, his file
-is joined, whatever its name. All of this happens behind the gate::
+That is only done if the directory has no users, see `gate`: a container may have a boot id of its own. The file of
+users is joined, whatever its name. All of this happens behind the gate::
 
-    who lives     the file          what is done
-    nobody        this boot's       it goes on; the size that is asked for may be larger
-    nobody        others            they are deleted, and one is begun anew
-    somebody      of this layout    it is joined
-    somebody      of another one    an error: the versions do not understand each other
+    users    the file          what is done
+    none     this boot's       it is opened, and made larger if the options say so
+    none     others            they are deleted, and one is created
+    some     of this layout    it is opened
+    some     of another one    an error: the versions do not understand each other
 
-A file is begun anew as well if it is incomplete, because whoever made it was killed, damaged, or was used behind
-another gate. It is complete when it has its disk space and all rows that are kept.
+A file is deleted and created as well if it is damaged, was used behind another gate, or is incomplete, because the
+process that created it was killed. It is complete when it has its disk space and all rows that are kept.
 
 On a block device (ext4, XFS) the file has its whole size from the start, and so has its disk space: LMDB writes through
 the map, and a process that writes to a hole on a full disk is killed. Elsewhere it is sparse, and LMDB writes to it
@@ -101,7 +101,7 @@ class CountsFile:
     Args:
         path: Its path.
         size: The size of the map, in bytes; `_SIZE_IN_FILE` for the one that is written in the file.
-        create: Whether it may be changed where nobody asks; a tool leaves no trace where it only reads.
+        create: Whether this is a worker; a tool that only reads changes no file.
 
     Attributes:
         check_from: The id of the transaction in which `check` has to be called next.
@@ -204,7 +204,7 @@ class Options(NamedTuple):
     Attributes:
         max_map_size: The size of a new map, in bytes; by default `NEW_MAP_SIZE`. An existing file keeps its own, or is
             made so large by a process that is alone. A tool does not know it, so by default nothing is made larger.
-        create: Whether to begin the file anew where it is missing, of another start or damaged.
+        create: Whether to create the file where it is missing, of another start or damaged.
     """
 
     max_map_size: int | None
@@ -212,7 +212,7 @@ class Options(NamedTuple):
 
 
 def open_file(gate: Gate, kept: Kept, options: Options) -> CountsFile | None:
-    """Open the file; begin it anew if it is missing, incomplete, used behind another gate, or damaged.
+    """Open the file; create it if it is missing, incomplete, used behind another gate, or damaged.
 
     Args:
         gate: The gate of the directory, inside which this process is.
@@ -220,23 +220,23 @@ def open_file(gate: Gate, kept: Kept, options: Options) -> CountsFile | None:
         options: The options of its environment.
 
     Returns:
-        The file; None while somebody copies into what it would be begun anew from.
+        The file; None while a copy is made into the file from which it would be filled.
 
     Raises:
-        ConfigurationError: Those who live use another layout, or what is kept is of a later version.
-        StoreUnavailable: It has to be begun anew, and the options say not to.
+        ConfigurationError: The users have another layout, or what is kept is of a later version.
+        StoreUnavailable: It has to be created, and the options say not to.
         OSError: It cannot be opened, or there is too little disk space.
     """
-    nobody_lives, boot = gate.is_alone(), boot_id()
+    is_alone, boot = gate.is_alone(), boot_id()
     file = gate.path / f"counts-{LAYOUT}-{boot or 'unknown'}.mdb"
-    if not nobody_lives:
-        file = _file_of_others(gate.path) or file
+    if not is_alone:
+        file = _file_of_users(gate.path) or file
     elif options.create:
         _delete_all_but(file, kept.tell, keeps=bool(boot))
     gate.join()
     try:
-        return _go_on(file, gate, options, is_alone=nobody_lives and options.create)
-    except (FileNotFoundError, lmdb.NotFoundError):  # whoever was creating it was killed
+        return _open_existing(file, gate, options, is_alone=is_alone and options.create)
+    except (FileNotFoundError, lmdb.NotFoundError):  # or the process that created it was killed
         why = ""
     except (*DAMAGE, lmdb.BadTxnError) as error:  # its first transaction is bad by a page
         why = f"was damaged ({error})"
@@ -246,7 +246,7 @@ def open_file(gate: Gate, kept: Kept, options: Options) -> CountsFile | None:
         return None
     try:
         file.unlink(missing_ok=True)
-        counts = _begin_anew(file, gate, options, kept)
+        counts = _create(file, gate, options, kept)
     finally:
         kept.unlock()
     if why:
@@ -255,15 +255,15 @@ def open_file(gate: Gate, kept: Kept, options: Options) -> CountsFile | None:
 
 
 def restarted(why: str) -> Event:
-    """Return the event for a file that is begun anew."""
+    """Return the event for a file that is created again."""
     return Event("counts_restarted", f"{why}: windows begin anew; bans, levels and quotas go on")
 
 
-def _file_of_others(path: Path) -> Path | None:
-    """Return the path of the file of those who live; None if it was deleted.
+def _file_of_users(path: Path) -> Path | None:
+    """Return the path of the file of the users; None if it was deleted.
 
     Raises:
-        ConfigurationError: They use another layout.
+        ConfigurationError: They have another layout.
     """
     files = sorted(path.glob("counts-*.mdb"))
     if not files:
@@ -286,8 +286,8 @@ def _delete_all_but(own: Path, tell: Tell, *, keeps: bool) -> None:
         tell(restarted(f"{stale[0]} is of an earlier start of the machine, or of another slidegate"))
 
 
-def _go_on(path: Path, gate: Gate, options: Options, *, is_alone: bool) -> CountsFile:
-    """Open an existing file; who is alone makes it larger if the options say so.
+def _open_existing(path: Path, gate: Gate, options: Options, *, is_alone: bool) -> CountsFile:
+    """Open the existing file; the only process makes it larger if the options say so.
 
     Raises:
         FileNotFoundError: It does not exist.
@@ -316,8 +316,8 @@ def _go_on(path: Path, gate: Gate, options: Options, *, is_alone: bool) -> Count
     return counts
 
 
-def _begin_anew(path: Path, gate: Gate, options: Options, kept: Kept) -> CountsFile:
-    """Make a file with the rows that are kept; leave none if that fails.
+def _create(path: Path, gate: Gate, options: Options, kept: Kept) -> CountsFile:
+    """Create the file, with the rows that are kept; leave none if that fails.
 
     Raises:
         OSError: There is too little disk space.
@@ -378,9 +378,9 @@ def boot_id() -> str:
     """Return 32 hexadecimal digits that differ after each start of the machine; empty if the system has no boot id."""
     try:
         if sys.platform == "darwin":
-            said = subprocess.run(_MACOS_BOOT_ID, capture_output=True, text=True, check=True, timeout=10).stdout
+            text = subprocess.run(_MACOS_BOOT_ID, capture_output=True, text=True, check=True, timeout=10).stdout
         else:
-            said = _BOOT_ID.read_text(encoding="ascii")
-        return f"{int(said.strip().replace('-', ''), 16):032x}"
+            text = _BOOT_ID.read_text(encoding="ascii")
+        return f"{int(text.strip().replace('-', ''), 16):032x}"
     except (OSError, ValueError, subprocess.SubprocessError):
         return ""

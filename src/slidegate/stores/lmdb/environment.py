@@ -2,12 +2,12 @@
 
     counts-<layout>-<boot id>.mdb     windows, permits, rows of workers, and the bans in force, see `rows`, `counts`
     kept.mdb                          what survives a restart of the machine, see `kept`
-    gate, users                       whose turn it is, and who lives, see `gate`
+    gate, users                       the locks between processes, see `gate`
 
 Everything happens behind the gate, reads too, so LMDB runs without its own locks and reader slots: nothing of a dead
 process is in the way, and no two processes need to see each other's process ids. The gate is tried and never waited
-for: one stopped process must not block every event loop of the host. For the other threads of its process a thread may
-wait for its turn, see `gate.Turns`.
+for: one stopped process must not block every event loop of the host. Between the threads of a process there is a
+`gate.ThreadLock`.
 
 A process has one environment for each path. Neither that nor a file lock survives `fork`: a child closes what it has
 inherited, and opens the files again; a fork waits for the end of transactions.
@@ -37,10 +37,10 @@ from ...core.store import COMMAND_DEADLINE_S
 from ..forks import ForkHook, ProcessLock, restart_if_forked
 from .counts import CountsFile, Options, open_file, restarted
 from .gate import (
-    COPYING,
+    COPY_LOCK,
     DISK_FULL,
     POLL_S,
-    TURNS,
+    THREAD_LOCK,
     WAIT_S,
     Gate,
     check_directory,
@@ -60,11 +60,11 @@ NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
 
 
 class State(Enum):
-    """What an environment does with the file of counts when somebody enters the gate."""
+    """The state of the file of counts, which the next thread behind the gate brings to OPEN."""
 
     #   SHUT -- opened --> OPEN -- replaced, or inherited from a parent --> SHUT
     #                       |-- LMDB failed --------> UNUSABLE --> SHUT      it is opened again, and as it was
-    #                       '-- a page is damaged --> DAMAGED ---> SHUT      it is deleted, and begun anew
+    #                       '-- a page is damaged --> DAMAGED ---> SHUT      it is deleted, and created again
     #
     #   any -- its last store of this process was closed --> CLOSED
     SHUT = auto()
@@ -117,7 +117,7 @@ class Environment:
             wait_s: How long to wait for other threads of this process; 0 on an event loop.
 
         Returns:
-            False if somebody else is behind the gate.
+            False if another thread or process is behind the gate.
 
         Raises:
             lmdb.Error: LMDB cannot begin or commit it.
@@ -126,17 +126,17 @@ class Environment:
         if os.getpid() != self._process:
             restart_if_forked()
         if self._inside == threading.get_ident():
-            return False  # a signal handler asks, and would leave the gate in the middle of a transaction
+            return False  # in a signal handler, which would leave the gate in the middle of a transaction
         try:
-            return TURNS.take(wait_s) and self._run_in_turn(work)
+            return THREAD_LOCK.acquire(wait_s) and self._run_locked(work)
         finally:  # here and not in a function, which a signal handler could end before it begins
             try:  # noqa: SIM105 - for the same reason
-                TURNS.lock.release()
+                THREAD_LOCK.lock.release()
             except RuntimeError:  # another thread has it
                 pass
 
-    def _run_in_turn(self, work: Callable[[Any], object]) -> bool:
-        """Run a transaction, in a turn of this thread; return False if another process is behind the gate."""
+    def _run_locked(self, work: Callable[[Any], object]) -> bool:
+        """Run a transaction under the lock of threads; return False if another process is behind the gate."""
         self._inside = threading.get_ident()
         try:
             if not self._enter():
@@ -203,7 +203,7 @@ class Environment:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open the files; where somebody stays behind the gate, the first question opens them.
+        """Open the files; if others stay behind the gate, the first question opens them.
 
         Raises:
             ConfigurationError: The files cannot be used; the message names the remedy.
@@ -211,7 +211,7 @@ class Environment:
         """
         until_s = time.monotonic() + patience_s()
         try:
-            while self._state is State.SHUT and not self.run(self._import_batch):
+            while self._state is State.SHUT and not self.run(self._copy_leftovers):
                 if time.monotonic() >= until_s:
                     return
                 time.sleep(POLL_S)
@@ -220,13 +220,13 @@ class Environment:
                 raise error.__cause__ from None
             raise
 
-    def _import_batch(self, txn: Any) -> None:
-        """Copy what those have left who were killed."""
+    def _copy_leftovers(self, txn: Any) -> None:
+        """Copy the changes that killed processes have not copied."""
         if self.options.create and txn.stat(self.counts.dbs.unkept)["entries"]:
             self.kept.keep_up()
 
     def _enter(self) -> bool:
-        """Enter the gate, and open what is not open; return False if somebody else is behind it, or it was replaced.
+        """Enter the gate, and open what is not open; return False if another process is behind it, or it was replaced.
 
         Raises:
             StoreUnavailable: The files cannot be used.
@@ -252,17 +252,17 @@ class Environment:
         """Compare the files with those at their paths, and open what is not open; return False if they are in use."""
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
         if self._state is State.OPEN and not self.counts.is_in_place():
-            # Whoever used them says so, because whoever makes the files again may be a tool, or a new worker.
+            # A process that used them emits the event: the one that creates them again may be a tool, or a new worker.
             self.pending_events.append(restarted(f"files in {self.path} were deleted or replaced"))
             self._shut()
         if not self.gate.is_in_place():
             self._shut()
-            self.gate.close()  # whoever comes next enters the new one
+            self.gate.close()  # the next transaction enters the new one
             return False
         if self._state is State.OPEN:
             return True
         if self._state is State.DAMAGED and self.options.create and self.counts.is_in_place():
-            self.counts.path.unlink(missing_ok=True)  # else another process has already begun it anew
+            self.counts.path.unlink(missing_ok=True)  # else another process has already created it again
             self.pending_events.append(restarted(f"{self.counts.path} was damaged ({self._damage})"))
         self._shut()
         check_directory(self.path, create=False)  # LMDB would read a FIFO for ever, and keep all threads from running
@@ -278,7 +278,7 @@ class Environment:
     # -- closing -----------------------------------------------------------------------------------------------------
 
     def keep(self, wait_s: float) -> bool:
-        """Copy what is not kept yet, before the files are closed; return False if others are in the way for so long."""
+        """Copy what is not kept yet, before the files are closed; return False if others hold the locks for so long."""
         if self._state is State.OPEN and self.options.create:
             try:
                 self.kept.keep(wait_s)
@@ -295,7 +295,7 @@ class Environment:
             self.counts.close()
 
     def close(self) -> None:
-        """Close the files; called in a turn of this thread."""
+        """Close the files; called under the lock of threads."""
         self.close_files()
         self._state, self.kept.is_closed = State.CLOSED, True
 
@@ -342,7 +342,7 @@ def close_environment(environment: Environment) -> Future[None] | None:
     """Close an environment if no other store of this process uses it, and what has changed is kept.
 
     Returns:
-        None, or the end of a thread that waits for others: for a copy, or for one that has its turn.
+        None, or the end of a thread that waits for others: for a copy, or for the lock of threads.
     """
     with _counting:
         environment.users -= 1
@@ -363,14 +363,14 @@ def close_environment(environment: Environment) -> Future[None] | None:
 
 
 def _close_unused(environment: Environment, wait_s: float) -> bool:
-    """Close an environment if no store uses it, in a turn of this thread; return whether there was one.
+    """Close an environment if no store uses it; return False if other threads hold their lock for too long.
 
     Args:
         environment: The environment.
-        wait_s: How long to wait for the turn; -1 for ever.
+        wait_s: How long to wait for the lock; -1 for ever.
     """
     try:
-        if not TURNS.lock.acquire(timeout=wait_s):
+        if not THREAD_LOCK.lock.acquire(timeout=wait_s):
             return False
         with _counting:
             is_unused = not environment.users and _open.get(environment.path) is environment
@@ -381,13 +381,13 @@ def _close_unused(environment: Environment, wait_s: float) -> bool:
         return True
     finally:
         with suppress(RuntimeError):  # another thread has it
-            TURNS.lock.release()
+            THREAD_LOCK.lock.release()
 
 
 def _restart() -> None:
     """Close the files, as a child of fork."""
-    TURNS.restart()
-    COPYING.restart()
+    THREAD_LOCK.restart()
+    COPY_LOCK.restart()
     for environment in _open.values():
         environment.kept.close_in_child()
         environment.close_files()

@@ -1,13 +1,13 @@
-"""What lets one at a time use the file: the directory that is ours alone, the gate, and the turns of threads.
+"""Mutual exclusion: the checks of the directory, the gate between processes, and the lock between threads.
 
     gate     locked exclusively by whoever reads or writes, for microseconds; it is tried, and never waited for
-    users    locked shared by every process while its store is open; whoever gets it exclusively knows that nobody lives
+    users    locked shared by every process while its store is open; who gets it exclusively is the only process
 
 Both locks are advisory (`flock`): the kernel releases those of a process that dies. They belong to open files, which a
 forked child has too; so a child closes its descriptors before anything else, or a gate that its parent held when it
 died would stay closed as long as the child lives.
 
-Within a process a thread needs its *turn* before it tries a gate, see `Turns`.
+Within a process a thread acquires a `ThreadLock` before it tries a gate.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _REMEDIES: Final = {
 }
 _ADDRESS: Final = re.compile(r"\w[\w+.-]*:/")
 """How an address begins, also one that was made a path; it may have a password, which a directory's name would show."""
-_CLAIM_AFTER_S: Final = 0.002
-_CLAIM_UNTIL_S: Final = 0.05
+_RESERVED_FROM_S: Final = 0.002
+_RESERVED_UNTIL_S: Final = 0.05
 
 
 # -- the directory -----------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Gate:
 
     Args:
         path: The directory.
-        create: Whether to create the files if there are none; who does not is a tool, and none of those who live.
+        create: Whether to create the files if there are none; if not, this is a tool, and not one of the users.
 
     Attributes:
         path: The argument.
@@ -160,7 +160,7 @@ class Gate:
         self.path = path
         self._create = create
         self.file = self._users = -1
-        self.is_open = self._lives = False
+        self.is_open = self._is_user = False
 
     def open(self) -> None:
         """Open the files.
@@ -181,16 +181,16 @@ class Gate:
         return try_flock(self.file, fcntl.LOCK_EX)
 
     def is_alone(self) -> bool:
-        """Return whether no process lives; then nobody else can join until this one does. Called inside the gate."""
-        return not self._lives and try_flock(self._users, fcntl.LOCK_EX)
+        """Return whether there is no user; then no other process can join before this one. Called inside the gate."""
+        return not self._is_user and try_flock(self._users, fcntl.LOCK_EX)
 
     def join(self) -> None:
-        """Become one of those who live; a tool only lets them join again. Called inside the gate, after `is_alone`."""
+        """Become a user; a tool only lets others join again. Called inside the gate, after `is_alone`."""
         operation = fcntl.LOCK_UN
         if self._create:
             operation = fcntl.LOCK_SH
         try_flock(self._users, operation)
-        self._lives = self._create
+        self._is_user = self._create
 
     def is_in_place(self) -> bool:
         """Return whether both files are still those at their paths."""
@@ -207,7 +207,7 @@ class Gate:
             if file >= 0:
                 os.close(file)
         self.file = self._users = -1
-        self.is_open = self._lives = False
+        self.is_open = self._is_user = False
 
 
 def try_flock(file: int, operation: int) -> bool:
@@ -219,23 +219,23 @@ def try_flock(file: int, operation: int) -> bool:
     return True
 
 
-# -- the turns of threads ----------------------------------------------------------------------------------------------
+# -- the lock between threads ------------------------------------------------------------------------------------------
 
 
-class Turns:
-    """Hands out the turns: one thread of this process at a time is behind a gate, or opens or closes files.
+class ThreadLock:
+    """A lock between the threads of this process, which an event loop can reserve.
 
     A thread without an event loop waits for the others. One with a loop only tries: others may hang, as on a disk. But
-    threads let the interpreter go while they have their turn, so by tries alone a loop would hardly ever get one beside
-    busy threads. So a loop that was refused claims the next turn, and soon all others leave it to it, for as long as it
-    may need to come back::
+    threads release the interpreter while they hold the lock, so by tries alone a loop would hardly ever get it beside
+    busy threads. So a loop that was refused reserves the lock, and soon no other thread acquires it, for as long as the
+    loop may need until its next try::
 
-        refused                the turn is left to the loop
+        refused                no other thread acquires it
            |------ 2 ms ------|------------ 48 ms ------------|
 
     Attributes:
-        lock: Held by the thread whose turn it is; no other thread can release it. It can be acquired again by a signal
-            handler, which runs in the middle of what that thread does.
+        lock: The lock itself, for who does not heed reservations. It can be acquired again by a signal handler, which
+            runs in the middle of what the thread does that holds it.
     """
 
     def __init__(self) -> None:
@@ -244,39 +244,39 @@ class Turns:
     def restart(self) -> None:
         """Make a new lock, in a child of fork, which has none of the threads that may hold the old one."""
         self.lock = threading.RLock()
-        self._claimed_by = 0  # a thread
-        self._claimed_s = 0.0
+        self._reserved_by = 0  # a thread
+        self._reserved_s = 0.0
 
-    def take(self, wait_s: float) -> bool:
-        """Take the turn of this thread; return False if others have it, or have claimed it, for so long."""
-        if not self._claimed_by and self.lock.acquire(blocking=False):
+    def acquire(self, wait_s: float) -> bool:
+        """Acquire the lock; return False if others hold or reserve it for so long."""
+        if not self._reserved_by and self.lock.acquire(blocking=False):
             return True
         until_s = time.monotonic() + wait_s
-        while self._is_left_to_another():
+        while self._is_reserved_by_another():
             if time.monotonic() >= until_s:
                 return False
             time.sleep(POLL_S)
         if not self.lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
             return False
-        if self._claimed_by == threading.get_ident():
-            self._claimed_by = 0
+        if self._reserved_by == threading.get_ident():
+            self._reserved_by = 0
         return True
 
-    def claim(self) -> None:
-        """Claim the next turn for this thread, which was refused, unless another one has claimed it."""
+    def reserve(self) -> None:
+        """Reserve the lock for this thread, which was refused, unless another one has reserved it."""
         now_s = time.monotonic()
-        if not self._claimed_by or now_s - self._claimed_s >= _CLAIM_UNTIL_S:
-            self._claimed_by, self._claimed_s = threading.get_ident(), now_s
+        if not self._reserved_by or now_s - self._reserved_s >= _RESERVED_UNTIL_S:
+            self._reserved_by, self._reserved_s = threading.get_ident(), now_s
 
-    def _is_left_to_another(self) -> bool:
-        """Return whether this thread leaves the turn to the one that has claimed it."""
-        if self._claimed_by in (0, threading.get_ident()):
+    def _is_reserved_by_another(self) -> bool:
+        """Return whether a reservation of another thread is in force."""
+        if self._reserved_by in (0, threading.get_ident()):
             return False
-        return _CLAIM_AFTER_S <= time.monotonic() - self._claimed_s < _CLAIM_UNTIL_S
+        return _RESERVED_FROM_S <= time.monotonic() - self._reserved_s < _RESERVED_UNTIL_S
 
 
 def patience_s() -> float:
-    """Return how long this thread may wait for others where nobody has set a deadline."""
+    """Return how long this thread may wait for others where there is no deadline."""
     if on_loop():
         return TRY_S
     return WAIT_S
@@ -293,18 +293,18 @@ def pause(until_s: float) -> None:
     time.sleep(POLL_S)
 
 
-TURNS: Final = Turns()
-"""Those of this process, over all environments: no thread is in a transaction of any without its turn."""
-COPYING: Final = Turns()
-"""The turn of the thread that has `kept.mdb` open: LMDB opens no file twice."""
+THREAD_LOCK: Final = ThreadLock()
+"""Held during transactions, and while files are opened or closed; one for all environments of this process."""
+COPY_LOCK: Final = ThreadLock()
+"""Held while `kept.mdb` is open: LMDB opens no file twice."""
 
 _fork: Final = threading.local()
 """Has as `held` the locks that this thread keeps from others over its fork."""
 
 
 def _before_fork() -> None:
-    """Wait until nobody copies, or is in a transaction."""
-    _fork.held = [turns.lock for turns in (COPYING, TURNS) if turns.lock.acquire(timeout=FORK_S)]
+    """Wait for the end of a copy and of a transaction."""
+    _fork.held = [each.lock for each in (COPY_LOCK, THREAD_LOCK) if each.lock.acquire(timeout=FORK_S)]
 
 
 def _after_fork() -> None:

@@ -2,7 +2,7 @@
 
 A transaction that changes such a row leaves its name in `unkept`, a database beside it, so nothing is forgotten where a
 process is killed. A copy takes the rows that are named there, as they are by then, writes them into `kept.mdb`, and
-deletes the names unless the rows have changed again. Nobody is behind the gate while the disk is at work::
+deletes the names unless the rows have changed again. The gate is free while the disk is at work::
 
     file of counts    change + name ...... take ................... forget
                                              \\                     /
@@ -42,7 +42,7 @@ from ...core.logs import Throttle
 from ...core.ring import read_head
 from ...core.store import COMMAND_DEADLINE_S
 from ...core.stored import json_of
-from .gate import COPYING, is_file_at, pause, try_flock
+from .gate import COPY_LOCK, is_file_at, pause, try_flock
 from .rows import ALL_WINDOWS, BANS, DAMAGE, HEAD, LEVELS, NO_LIFE, WINDOWS, Databases
 
 KEPT: Final = "kept.mdb"
@@ -122,7 +122,7 @@ class Kept:
         self.tell = tell
         self._behind_gate = behind_gate
         self._file = -1
-        self._locked = 0  # how often, by the thread whose turn it is
+        self._locked = 0  # how often, by the thread that holds `COPY_LOCK`
         self._lmdb: Any = None
         self._next_s = 0.0
         self._throttle = Throttle()
@@ -191,12 +191,12 @@ class Kept:
     def lock(self) -> bool:
         """Lock the file, which is made where there is none; return False if another thread or process has it.
 
-        A thread may lock it again, as where a copy finds that the file of counts has to be begun anew.
+        A thread may lock it again, as where a copy finds that the file of counts has to be created.
 
         Raises:
             OSError: It cannot be opened.
         """
-        if not COPYING.lock.acquire(blocking=False):
+        if not COPY_LOCK.lock.acquire(blocking=False):
             return False
         self._locked += 1
         if self._locked > 1:
@@ -219,7 +219,7 @@ class Kept:
             if file >= 0:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked from C may have this descriptor, too
                 os.close(file)
-        COPYING.lock.release()
+        COPY_LOCK.lock.release()
 
     def close_in_child(self) -> None:
         """Close what a child has inherited, where its parent could not wait for the end of a copy."""

@@ -125,7 +125,7 @@ class TransactionRows:
     def starting_with(self, first: bytes, database: Any) -> list[tuple[bytes, bytes]]:
         """Return the rows of a database that begin with `first`, and their values."""
         with self.txn.cursor(database) as cursor:
-            return list(takewhile(lambda found: found[0].startswith(first), rows_from(cursor, first)))
+            return list(takewhile(lambda row: row[0].startswith(first), rows_from(cursor, first)))
 
     def recheck_at(self, index: Any, due_us: int, row: bytes, kind: str) -> None:
         """Schedule a check of a row.
@@ -177,7 +177,7 @@ class TransactionRows:
 
 
 class LmdbBanRows:
-    """The bans and levels in one transaction; see `BanRows`.
+    """The bans and levels in one transaction, as `BanRows`.
 
     Args:
         rows: The rows of the transaction.
@@ -193,16 +193,14 @@ class LmdbBanRows:
         self._cached = cached
 
     def bans_of(self, key: str) -> list[Ban]:
-        """See `BanRows`."""
-        found = []
+        bans = []
         for row in (key.encode(), row_of(key)):
             packed = self._txn.get(row, None, self._dbs.bans)
             if packed is not None:
-                found.append(ban_of(packed))
-        return found
+                bans.append(ban_of(packed))
+        return bans
 
     def put_ban(self, ban: Ban) -> None:
-        """See `BanRows`."""
         self.restore_ban(ban._asdict())
 
     def restore_ban(self, fields: Fields) -> None:
@@ -221,13 +219,11 @@ class LmdbBanRows:
             self._write(BANS, row_of(ended), None)
 
     def remove_ban(self, ban: Ban) -> None:
-        """See `BanRows`."""
         if ban.network() is not None:
             self._keep_networks(self.networks().without(ban.key))
         self._write(BANS, _row_of_ban(ban), None)
 
     def ban_count(self) -> int:
-        """See `BanRows`."""
         return int(self._txn.stat(self._dbs.bans)["entries"])
 
     def networks(self) -> BannedNetworks:
@@ -244,14 +240,12 @@ class LmdbBanRows:
         return networks
 
     def level(self, policy: str, key: str) -> Level | None:
-        """See `BanRows`."""
         packed = self._txn.get(row_of(key, policy.encode()), None, self._dbs.levels)
         if packed is None:
             return None
         return read_json(Level, packed)
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
-        """See `BanRows`."""
         self.restore_level(policy, key, level._asdict())
 
     def restore_level(self, policy: str, key: str, fields: Fields) -> None:
@@ -259,18 +253,15 @@ class LmdbBanRows:
         self._write(LEVELS, row_of(key, policy.encode()), fields)
 
     def remove_levels(self, key: str) -> list[Level]:
-        """See `BanRows`."""
         rows = self._rows.starting_with(row_of(key), self._dbs.levels)
         for row, _ in rows:
             self._write(LEVELS, row, None)
         return [read_json(Level, packed) for _, packed in rows]
 
     def level_count(self) -> int:
-        """See `BanRows`."""
         return int(self._txn.stat(self._dbs.levels)["entries"])
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
-        """See `BanRows`."""
         before = len(self._rows.noted)
         is_more = self._rows.check_due(self._dbs.ban_ends, now_us, max_count, _due_us)
         deleted, ban_of_network = self._rows.noted[before:], BANS[0].encode()

@@ -68,7 +68,7 @@ ALWAYS: Final = 4_096
 class LmdbStore(Store):
     """Stores windows and bans in a file, for all processes of one host, across restarts.
 
-    After a restart of the machine, windows begin anew; bans, the levels of their policies, and quotas go on.
+    After a restart of the machine, windows are empty; bans, the levels of their policies, and quotas go on.
 
     It can be used from several threads and event loops at the same time, and after `fork`. Every worker creates its own
     store with the same path and options; stores of one process share one environment. The constructor opens the files,
@@ -233,7 +233,7 @@ class LmdbBans(BookBans):
     def count(self) -> int | None:
         """Return how many bans are stored: those in force, and some that have recently expired.
 
-        While somebody else is behind the gate, it is the number of the last time, if there was one.
+        While others are behind the gate, it is the number of the last time, if there was one.
         """
         needs_room = False
         counts = self._transactions.write([(_count, (), needs_room)], TRY_S)
@@ -242,7 +242,7 @@ class LmdbBans(BookBans):
         return self._last_count
 
     async def pages(self) -> AsyncIterator[list[Ban]]:
-        """See `BanStore`; each page is read in its own transaction."""
+        """Yield the bans in force in pages, each read in its own transaction."""
         first = b""
         while rows := await answer_of(self._batcher.run(_some_rows, first, needs_room=False)):
             now_us = self._transactions.settings.unix_us()
@@ -252,7 +252,6 @@ class LmdbBans(BookBans):
             first = last + b"\0"  # the smallest key that is larger
 
     def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
-        """See `BookBans.change`."""
         return self._batcher.run(Transaction.change_bans, do, deadline_s=deadline_s)
 
     def ban(
@@ -274,9 +273,9 @@ class LmdbBans(BookBans):
         return self._batcher.command(Transaction.change_bans, lift, needs_room=False)
 
     async def _load(self, bans: Iterable[Ban]) -> int:
-        taken = await super()._load(bans)
+        imported = await super()._load(bans)
         await self._batcher.keep()
-        return taken
+        return imported
 
 
 def _count(transaction: Transaction) -> int:
@@ -303,11 +302,11 @@ class LmdbRows(SharedRows):
         self._batcher = batcher
 
     def time(self) -> int:
-        """See `SharedRows`; the time is that of this host."""
+        """Return the time of this host."""
         return self._batcher.transactions.settings.now_us()
 
     def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None] | None:
-        """See `SharedRows`.
+        """Write a row of a worker.
 
         Raises:
             StoreUnavailable: There is no room for the row.
@@ -335,14 +334,13 @@ class LmdbRows(SharedRows):
     def read(
         self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
     ) -> list[ReadRow] | Awaitable[list[ReadRow]]:
-        """See `SharedRows`."""
         return self._batcher.run(_read_rows, kind, first, last, needs_room=False, deadline_s=deadline_s)
 
 
 def _read_rows(transaction: Transaction, kind: str, first: int, last: int) -> list[ReadRow]:
     """Read the rows of some numbers in a transaction, without those that have expired."""
     rows = transaction.rows
-    found: list[ReadRow] = []
+    answer: list[ReadRow] = []
     end = _row_key(kind, last + 1)
     number_at = len(kind) + 1
     worker_at = number_at + DUE.size
@@ -353,8 +351,8 @@ def _read_rows(transaction: Transaction, kind: str, first: int, last: int) -> li
             (until_us,) = DUE.unpack_from(stored)
             if until_us > rows.now_us:
                 (number,) = DUE.unpack_from(key, number_at)
-                found.append((number, key[worker_at:], stored[DUE.size :]))
-    return found
+                answer.append((number, key[worker_at:], stored[DUE.size :]))
+    return answer
 
 
 def _row_key(kind: str, number: int) -> bytes:

@@ -83,7 +83,7 @@ class Transactions:
         self.sweep_due_us = 0
 
     def write(self, jobs: Sequence[Job], wait_s: float = 0.0) -> list[Any] | None:
-        """Run jobs in one transaction and return their answers; None while somebody else is behind the gate.
+        """Run jobs in one transaction and return their answers; None while others are behind the gate.
 
         Args:
             jobs: The jobs.
@@ -152,7 +152,7 @@ class Transaction:
     Attributes:
         answers: The answers of the jobs.
         events: The events to emit after the commit.
-        has_unkept: Whether rows have changed that survive a restart of the machine, by it or by who was killed.
+        has_unkept: Whether there are changes to copy, of this transaction or of a killed process, see `kept`.
         rows: Its rows.
         windows: The rows of windows.
     """
@@ -262,22 +262,23 @@ class Transaction:
 
     def refusal_by_ban(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it."""
-        get, bans, found = self.rows.txn.get, self.rows.dbs.bans, []
-        asked = set(subjects)
+        get, database = self.rows.txn.get, self.rows.dbs.bans
+        bans: list[Ban] = []
+        refusing = set(subjects)
         for _, key, _ in checks:
-            asked.add(key)
-        for subject in asked:
+            refusing.add(key)
+        for subject in refusing:
             if isinstance(subject, str):
-                packed = get(subject.encode(), None, bans)
+                packed = get(subject.encode(), None, database)
                 if packed is not None:
-                    found.append(ban_of(packed))
+                    bans.append(ban_of(packed))
                 if "/" not in subject:  # it is no network
                     continue
-            found += self.ban_rows.networks().of(subject)
-        if not found:
+            bans += self.ban_rows.networks().of(subject)
+        if not bans:
             return None  # most requests end here
         now_us = self.rows.unix_us()
-        ban = longest(found, now_us)
+        ban = longest(bans, now_us)
         if ban is None:
             return None
         return refused_by_ban(ban, now_us, checks)

@@ -87,7 +87,7 @@ _Loaded: TypeAlias = tuple[str, Windows, bytes, bytes, bytes]
 
 
 class WindowRows:
-    """The windows and permits in one transaction, which are written by `save`.
+    """The windows, those of strikes as `StrikeWindows`, and permits in one transaction; `save` writes them.
 
     Args:
         rows: The rows of the transaction.
@@ -222,7 +222,6 @@ class WindowRows:
         return had_units
 
     def strike(self, bucket: Bucket, key: str, weight: int) -> int | None:
-        """See `StrikeWindows`."""
         (limit,) = bucket.limits
         assert isinstance(limit, Limit), "strikes are counted by one limit"
         row, counter = row_of(key, digest_of(bucket.name, *limit.same_window)), limit.counter
@@ -236,7 +235,6 @@ class WindowRows:
         return counter.state(window, self._now_us)[0]
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
-        """See `StrikeWindows`."""
         digest = b""
         if bucket is not None:
             digest = digest_of(bucket.name, *bucket.limits[0].same_window)
