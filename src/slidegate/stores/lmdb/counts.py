@@ -278,7 +278,7 @@ def _file_of_users(path: Path) -> Path | None:
 
 
 def _delete_all_but(own: Path, tell: Tell, *, keeps: bool) -> None:
-    """Delete the files of other starts, and this one's, too, unless it keeps that: nobody knows which start it is."""
+    """Delete the files of other starts, and that of an unknown start, too, which may be another one."""
     stale = [file for file in sorted(own.parent.glob("counts-*.mdb")) if file != own or not keeps]
     for file in stale:
         file.unlink(missing_ok=True)

@@ -384,13 +384,13 @@ def _close_unused(environment: Environment, wait_s: float) -> bool:
             THREAD_LOCK.lock.release()
 
 
-def _restart() -> None:
-    """Close the files, as a child of fork."""
-    THREAD_LOCK.restart()
-    COPY_LOCK.restart()
+def _close_in_child() -> None:
+    """Close the files that a child of fork has inherited, and make new locks."""
+    THREAD_LOCK.reset()
+    COPY_LOCK.reset()
     for environment in _open.values():
         environment.kept.close_in_child()
         environment.close_files()
 
 
-_in_child: Final = ForkHook(_restart)
+_in_child: Final = ForkHook(_close_in_child)

@@ -1,6 +1,6 @@
 """Mutual exclusion: the checks of the directory, the gate between processes, and the lock between threads.
 
-    gate     locked exclusively by whoever reads or writes, for microseconds; it is tried, and never waited for
+    gate     locked exclusively by the process that reads or writes, for microseconds; it is tried, and never waited for
     users    locked shared by every process while its store is open; who gets it exclusively is the only process
 
 Both locks are advisory (`flock`): the kernel releases those of a process that dies. They belong to open files, which a
@@ -152,7 +152,7 @@ class Gate:
 
     Attributes:
         path: The argument.
-        file: The descriptor of the gate; whoever has entered leaves by unlocking it.
+        file: The descriptor of the gate, which is left by unlocking it.
         is_open: Whether the files are open.
     """
 
@@ -239,9 +239,9 @@ class ThreadLock:
     """
 
     def __init__(self) -> None:
-        self.restart()
+        self.reset()
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         """Make a new lock, in a child of fork, which has none of the threads that may hold the old one."""
         self.lock = threading.RLock()
         self._reserved_by = 0  # a thread

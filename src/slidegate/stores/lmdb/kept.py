@@ -8,8 +8,8 @@ deletes the names unless the rows have changed again. The gate is free while the
                                              \\                     /
     kept.mdb                                  write and sync ------
 
-About a second after a change a thread copies; a command of an operator, and whoever closes the files, copies at once.
-One at a time does, in one process, behind a `flock` on `kept.mdb` that is tried. The rows in it:
+About a second after a change a thread copies; a command of an operator, and the end of a process, copies at once. One
+thread at a time does, in one process, behind a `flock` on `kept.mdb` that is tried. The rows in it:
 
     bans, levels    as in the file of counts, see `rows`
     windows         those of quotas: what is spent, and the end of the period, as JSON

@@ -137,7 +137,7 @@ class RedisBans(BanStore):
         def read(answer: Any, now_us: int) -> tuple[Ban | None, bool, bool]:
             of_key, network, remembered = answer
             bans = [unpack_ban(row) for row in (of_key, network) if row]
-            return longest(bans, now_us), network != b"", remembered > 0
+            return longest(bans, now_us), bool(network), bool(remembered)
 
         args = b"unban", key.encode(), os.urandom(8)
         ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)

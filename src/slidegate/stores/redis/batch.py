@@ -342,7 +342,7 @@ class Batcher:
         return self._deliver(sent, reply, sent_ns)
 
     def _pack(self, request: AnyRequest) -> Packed | None:
-        """Pack a request; None if nobody awaits it any more, or it cannot be packed and fails, while others go on."""
+        """Pack a request; None if it was cancelled, or cannot be packed: then it fails alone."""
         if not request.is_awaited():
             return None
         try:

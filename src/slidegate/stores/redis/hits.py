@@ -1,7 +1,7 @@
 """Hits, peeks and charges: requests for a decision, and what a worker does with the answers.
 
 Redis knows the bans of keys, and a worker those of networks, as it has polled them, perhaps with this very call. So a
-worker looks for these twice: when it packs a request, and when the answer has come.
+worker looks for these twice: when it packs a request, and when it reads the answer.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class DecisionRequest(Request):
         polled = self.batcher.parts.polled
         self.networks = polled.networks
         self.by_network = ()
-        if polled.networks.bans and self.what != CHARGE:
+        if self.what != CHARGE:
             self.by_network = polled.of_networks(self.question.refusing)
 
     def _decision(self, answer: Any, now_us: int) -> Decision:

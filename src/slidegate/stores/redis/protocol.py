@@ -315,16 +315,11 @@ a replica, cannot save, or lacks replicas.
 
 
 def refusal(text: str) -> StoreUnavailable:
-    """Return the exception for an error reply of Redis."""
-    return StoreUnavailable(f"redis: {text}", concerns=_concern_of(text))
-
-
-def _concern_of(text: str) -> Concerns:
-    """Return what an error is about, by the signs in its text; any other one is about the server."""
+    """Return the exception for an error reply of Redis; by default it concerns the server."""
     for concern, signs in _SIGNS.items():
         if any(sign in text for sign in signs):
-            return concern
-    return "server"
+            return StoreUnavailable(f"redis: {text}", concerns=concern)
+    return StoreUnavailable(f"redis: {text}")
 
 
 def store_error(error: BaseException) -> StoreError:

@@ -58,24 +58,26 @@ local function define_commands()
 
   -- Reset the windows in a hash, but not the permits; return whether any had units that have not left, as 1 or 0.
   local function reset(name)
-    local found, fields = 0, redis.call("HGETALL", name)
+    local had_units, fields = 0, redis.call("HGETALL", name)
     for at = 1, #fields, 2 do
       local field = fields[at]
       local kind = kind_of(field)
       if kind == QUOTA_ROW or kind == WINDOW then
-        found = end_of_value(field, fields[at + 1]) > now and 1 or found
+        if end_of_value(field, fields[at + 1]) > now then
+          had_units = 1
+        end
         redis.call("HDEL", name, field)
       end
     end
-    return found
+    return had_units
   end
 
   function commands.reset()
-    local found = 0
+    local had_units = 0
     for place = 1, keys_here do
-      found = max(found, reset(key_at(place)))
+      had_units = max(had_units, reset(key_at(place)))
     end
-    return found
+    return had_units
   end
 
   -- The keys of commands about all bans: the hash with identity and version, the banned keys by end, the network bans by key,
@@ -176,13 +178,16 @@ local function define_commands()
   function commands.strike(packed, level, is_shadow, units)
     local struck, limit = key_at(2), limit_of(packed)
     local field = sub(packed, 1, FIELD_BYTES)
-    local found = redis.call("HMGET", struck, field, level)
-    local before = found[2] or ""
-    -- A level starts with its own end, and then has that of the ban that has left it.
-    if ban_in_force(key_at(1)) ~= "" or is_shadow == "1" and before ~= "" and (unpack_from("<i8", before, 9)) > now then
+    local stored = redis.call("HMGET", struck, field, level)
+    local window, before = stored[1] or "", stored[2] or ""
+    if ban_in_force(key_at(1)) ~= "" then
       return { 0, before }
     end
-    local w = ring.read(sub(found[1] or "", limit.starts), limit)
+    -- A level starts with its own end, and then has that of the ban that has left it.
+    if is_shadow == "1" and before ~= "" and (unpack_from("<i8", before, 9)) > now then
+      return { 0, before }
+    end
+    local w = ring.read(sub(window, limit.starts), limit)
     ring.charge(w, limit, tonumber(units))
     put(struck, field, pack("<i8", ring.expires(w, limit)) .. ring.pack(w))
     return { w.spent, before }
@@ -198,8 +203,8 @@ local function define_commands()
   -- bans.
   function commands.put_next(key, row, strikes, level, before, after, most)
     local windows, struck = key_at(FIRST), key_at(FIRST + 1)
-    local found = redis.call("HMGET", struck, strikes, level)
-    if ban_in_force(windows) ~= "" or not found[1] or (found[2] or "") ~= before then
+    local stored = redis.call("HMGET", struck, strikes, level)
+    if ban_in_force(windows) ~= "" or not stored[1] or (stored[2] or "") ~= before then
       return LATE
     end
     if row ~= "" then
@@ -249,12 +254,12 @@ local function define_commands()
   -- made names. If the data has no identity, it becomes `begins`, unless that is "", as for a tool; `naming` is that of others
   -- from now on, unless a tool asks.
   function commands.poll(begins, asks_memory, known, naming)
-    local known_here = redis.call("HMGET", key_at(META), "networks", "life", "naming")
-    local version, life = known_here[1] or "", known_here[2] or ""
+    local meta = redis.call("HMGET", key_at(META), "networks", "life", "naming")
+    local version, life, naming_before = meta[1] or "", meta[2] or "", meta[3] or ""
     if life == "" and begins ~= "" then
       life = set_meta("life", begins)
     end
-    if begins ~= "" and known_here[3] ~= naming then
+    if begins ~= "" and naming_before ~= naming then
       redis.pcall("HSET", key_at(META), "naming", naming) -- a server out of memory, or a replica, still answers
     end
     local policy = asks_memory == "1" and eviction() or ""
@@ -266,7 +271,7 @@ local function define_commands()
       redis.pcall("HSET", key_at(META), "networks", begins)
       version = redis.call("HGET", key_at(META), "networks") or ""
     end
-    return { count_bans(), life, policy, version, networks, known_here[3] or "" }
+    return { count_bans(), life, policy, version, networks, naming_before }
   end
 
   return commands

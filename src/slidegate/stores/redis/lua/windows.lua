@@ -39,15 +39,15 @@ local function drop_ended(name)
   end
 end
 
-local begun = {} -- the hashes that this call has made
+local created = {} -- the hashes that this call has created
 
 -- Store a value, and let its hash live as long.
 local function save_value(name, field, value, ends)
   local is_new, left_ms = store(name, field, value) == 1, (ends - now) / 1000
   local lives_ms = live_for(name, left_ms)
   if lives_ms < 0 then
-    begun[name] = true
-  elseif (is_new or lives_ms < left_ms) and not begun[name] then
+    created[name] = true
+  elseif (is_new or lives_ms < left_ms) and not created[name] then
     drop_ended(name)
   end
 end
@@ -113,7 +113,7 @@ local function answer(status, asks)
   return reply
 end
 
--- Charge asks here, but write nothing: return what a hit is told, and the asks that it writes, which are those that it
+-- Charge asks here, but write nothing: return the answer to a hit, and the asks that it writes, which are those that it
 -- charges, all or those that count refusals, and those that differ from what is stored.
 local function decide(asks)
   local status, changed = wait(asks), {}
@@ -195,7 +195,7 @@ local function inspect(asks)
   return windows
 end
 
--- Return what a hit would be told.
+-- Return the answer to a hit, which is not made.
 local function peek(asks)
   return (decide(asks))
 end
@@ -204,20 +204,22 @@ local COMMAND = 6
 local commands -- defined by the first command of a call
 local operations = { hit, peek, charge_all, refund, inspect, [7] = lease }
 
--- Return BANNED and the bans in force among those at `at`.
+-- Return the answer to a banned request: BANNED, and the bans in force among those at `at`, of which there may be none.
 local function bans_of(count, at)
-  local found = { BANNED }
+  local reply = { BANNED }
   for place = 0, count - 1 do
     local row = ban_in_force(key_at(1 + unpack_from("<H", requests, at + 2 * place)))
-    found[#found + 1] = row ~= "" and row or nil
+    if row ~= "" then
+      reply[#reply + 1] = row
+    end
   end
-  return found
+  return reply
 end
 
 local function answer_to(what, many, bans, arguments, at)
-  local found = bans_of(bans, at)
-  if found[2] then
-    return found
+  local refusal = bans_of(bans, at)
+  if refusal[2] then
+    return refusal
   elseif what == COMMAND then -- the first argument is its name
     commands = commands or define_commands()
     local reply = commands[ARGV[first_argument]](unpack(ARGV, first_argument + 1, first_argument + arguments - 1))
@@ -234,8 +236,8 @@ local replies, next_at = { "" }, 1
 while next_at <= #requests do
   local what, many, bans, arguments, at
   what, keys_here, many, bans, arguments, at = unpack_from("<BHHHH", requests, next_at)
-  local fine, reply = pcall(answer_to, what, many, bans, arguments, at)
-  if not fine then
+  local is_answered, reply = pcall(answer_to, what, many, bans, arguments, at)
+  if not is_answered then
     reply = pack("<B", FAILED) .. (type(reply) == "table" and reply.err or tostring(reply))
   end
   replies[#replies + 1] = reply
