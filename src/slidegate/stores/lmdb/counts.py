@@ -269,12 +269,15 @@ def _file_of_users(path: Path) -> Path | None:
     if not files:
         return None
     name = _NAME.fullmatch(files[0].name)
-    if name is None or int(name[1]) != LAYOUT:
-        raise ConfigurationError(
-            f"lmdb: {path} is in use with layout {name[1] if name else files[0].name} by another version of "
-            f"slidegate, and this one uses {LAYOUT}; stop those workers first, or choose another path"
-        )
-    return files[0]
+    layout = files[0].name
+    if name is not None:
+        layout = name[1]
+        if int(layout) == LAYOUT:
+            return files[0]
+    raise ConfigurationError(
+        f"lmdb: {path} is in use with layout {layout} by another version of slidegate, and this one uses {LAYOUT}; "
+        "stop those workers first, or choose another path"
+    )
 
 
 def _delete_all_but(own: Path, tell: Tell, *, keeps: bool) -> None:

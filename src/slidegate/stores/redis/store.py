@@ -110,7 +110,8 @@ class RedisStore(Store):
         address = address_in(client)
         _check(address, prefix, max_bans, max_waiting)
         super().__init__()
-        user_client: Client = open_client(address) if isinstance(address, str) else address
+        if isinstance(address, str):
+            address = open_client(address)
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         time = StoreTime(clock)
         packing = Packing(prefix, time.unix_us, readable=readable)
@@ -124,7 +125,7 @@ class RedisStore(Store):
             time=time,
             held=held,
             polled=Polled(packing, time, held, self.observers.tell, begins=create),
-            open_line=partial(open_line, OwnClients(user_client, timeout_s), packing.meta, held.drop),
+            open_line=partial(open_line, OwnClients(address, timeout_s), packing.meta, held.drop),
             lease_us=permit_lease_us(permit_lease),
             max_waiting=max_waiting,
             leases=leases,
