@@ -276,6 +276,12 @@ def crash(machine: Machine, boot: str, **options: Any) -> Any:
     return machine.restart(boot, **options)
 
 
+def test_a_new_file_is_on_the_disk_after_one_commit_for_which_others_wait_at_the_gate(machine: Machine) -> None:
+    machine.store().close()
+    with opened_kept(machine) as file:
+        assert file.info()["last_txnid"] == 1
+
+
 def test_rows_have_named_fields_and_a_version_and_every_later_version_reads_them(machine: Machine) -> None:
     store = machine.store()
     ban(store, "user:eve", "192.0.2.0/24", "user:gone")

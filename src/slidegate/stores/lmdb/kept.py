@@ -318,6 +318,7 @@ class Kept:
                 version = txn.get(b"version")
                 if version is None:
                     txn.put(b"version", VERSION)
+                    _databases(kept, txn)  # in this commit: each waits for the disk, and others for the gate
                 elif version != VERSION:
                     raise ConfigurationError(f"lmdb: {self.path} has version {version.decode()}; upgrade slidegate")
             if not size:
@@ -328,8 +329,8 @@ class Kept:
         return kept
 
 
-def _databases(kept: Any) -> dict[bytes, Any]:
-    return {letter: kept.open_db(kind.encode()) for letter, kind in _KINDS.items()}
+def _databases(kept: Any, txn: Any = None) -> dict[bytes, Any]:
+    return {letter: kept.open_db(kind.encode(), txn) for letter, kind in _KINDS.items()}
 
 
 def _sync_directory(path: Path) -> None:
