@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from operator import attrgetter
 from threading import Lock
 from typing import Any, Final, TypeAlias
 
+import anyio
 from anyio.lowlevel import checkpoint
 
 from .. import Limiter
@@ -44,6 +45,31 @@ async def pause() -> None:
     """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
     with suppress(RuntimeError):
         await checkpoint()
+
+
+async def together(*work: Awaitable[Any]) -> list[Any]:
+    """Return the results of some work, in which the store is asked at the same time; raise the first failure."""
+    results: list[Any] = [None] * len(work)
+
+    async def note(place: int, part: Awaitable[Any]) -> None:
+        try:
+            results[place] = await part
+        except Exception as error:  # a task group would raise a group of these
+            results[place] = error
+
+    try:
+        group = anyio.create_task_group()
+    except RuntimeError:  # no event loop runs in this thread
+        for place, part in enumerate(work):
+            await note(place, part)
+    else:
+        async with group:
+            for place, part in enumerate(work):
+                group.start_soon(note, place, part)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
 
 
 def encoded(value: object) -> bytes:
@@ -179,17 +205,18 @@ class Slices:
         Raises:
             StoreError: The store does not answer; the next call writes them.
         """
-        for name in [*self._unwritten]:
-            slice_ = self._unwritten.pop(name, None)
-            if slice_ is None:  # another call has written it meanwhile
-                continue
-            with self._lock:
-                row = slice_.packed()
-            kind, number = name
-            step_us, slice_count = STEPS[kind]
-            try:
-                await self._limiter.keep_row(kind, number, row, (slice_count + 1) * step_us)
-            except BaseException:  # a cancellation, too
-                self._unwritten.setdefault(name, slice_)
-                raise
-            await pause()
+        await together(*map(self._write, self._unwritten))
+
+    async def _write(self, name: Name) -> None:
+        slice_ = self._unwritten.pop(name, None)
+        if slice_ is None:  # another call has written it meanwhile
+            return
+        with self._lock:
+            row = slice_.packed()
+        kind, number = name
+        step_us, slice_count = STEPS[kind]
+        try:
+            await self._limiter.keep_row(kind, number, row, (slice_count + 1) * step_us)
+        except BaseException:  # a cancellation, too
+            self._unwritten.setdefault(name, slice_)
+            raise

@@ -28,7 +28,7 @@ from ..core.errors import StoreError
 from ..core.logs import Throttle, logger
 from ..events import Event, Observer, Outcome, Passed
 from .recent_events import LoggedEvent, RecentEvents
-from .slices import CLIENTS, KEYS, Slices, encoded, pause
+from .slices import CLIENTS, KEYS, Slices, encoded, pause, together
 from .stats_rows import (
     ALIVE_S,
     EVENTS,
@@ -179,9 +179,7 @@ class Statistics(Observer):
         with self._counting:
             self._slices.add(self._tally.series, self._tally.clients, self._tally.keys, now_us)
             self._tally.restart()
-        await self._slices.write()
-        await self._keep_events()
-        await self._keep_worker(now_us, ALIVE_S)
+        await together(self._slices.write(), self._keep_events(), self._keep_worker(now_us, ALIVE_S))
         return now_us
 
     async def _keep_events(self) -> None:

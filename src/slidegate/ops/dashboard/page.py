@@ -16,9 +16,10 @@ from ... import ConfigurationError, StoreError, __version__
 from ...core import compiled
 from ..readers import where_banned
 from ..rows import check_key, key_of
+from ..slices import together
 from . import texts
 from .api import Api, problem_of
-from .service import WINDOWS, Service, together
+from .service import WINDOWS, Service
 from .views import VIEWS, Query
 
 TITLES: Final = {"": "Now", "clients": "Clients", "bans": "Bans", "configuration": "Configuration"}

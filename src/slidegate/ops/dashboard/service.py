@@ -23,7 +23,7 @@ from ...core.errors import quoted
 from ...limiter import Action, Override, Publication, keys_refusing
 from ..explain import MOST_EVENTS, Answers, Facts, facts_in
 from ..rows import key_of
-from ..slices import CLIENTS, KEYS, STEPS
+from ..slices import CLIENTS, KEYS, STEPS, together
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..stats_rows import read_events, read_ranking, read_stats, steps_of
 from .counts import Counts
@@ -95,25 +95,6 @@ class _Answer:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     value: Any = None
     until_s: float = 0.0
-
-
-async def together(*questions: Awaitable[Any]) -> list[Any]:
-    """Return the answers to several questions, which the store is asked at the same time; raise the first failure."""
-    answers: list[Any] = [None] * len(questions)
-
-    async def note(place: int, question: Awaitable[Any]) -> None:
-        try:
-            answers[place] = await question
-        except Exception as error:  # a task group would raise a group of these
-            answers[place] = error
-
-    async with anyio.create_task_group() as group:
-        for place, question in enumerate(questions):
-            group.start_soon(note, place, question)
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
 
 
 class Service:
