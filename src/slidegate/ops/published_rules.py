@@ -134,7 +134,7 @@ def limit_rows(limiter: Limiter, overrides: Iterable[Override]) -> list[LimitRow
     """Return the limits of this process, each with its change."""
     changes = {override.name: override for override in overrides}
     limits = limiter.limits()
-    last = {limit.name: limit for limit in limits if limit.changeable}  # of equal names the one that workers publish
+    changeable = changeable_limits(limits)
     rows = []
     for limit in limits:
         change = changes.get(limit.name)
@@ -143,11 +143,16 @@ def limit_rows(limiter: Limiter, overrides: Iterable[Override]) -> list[LimitRow
         configured, amount = BY_FUNCTION, None
         if limit.changeable:
             configured, amount = str(limit.configured), limit.limit.amount
-        changeable = last.get(limit.name) is limit
+        is_changeable = changeable.get(limit.name) is limit
         rows.append(
-            LimitRow(limit.name, limit.rule, limit.shadow, changeable, limit_text(limit), configured, amount, change)
+            LimitRow(limit.name, limit.rule, limit.shadow, is_changeable, limit_text(limit), configured, amount, change)
         )
     return rows
+
+
+def changeable_limits(limits: Iterable[Any]) -> dict[str, Any]:
+    """Return the limits that can be changed, by name: of equal names the last one, which workers publish."""
+    return {limit.name: limit for limit in limits if limit.changeable}
 
 
 def limit_text(limit: Any) -> str:

@@ -16,9 +16,9 @@ from ... import ConfigurationError, StoreError
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, logger
 from ..facts import Fact
-from ..published_rules import limit_rows, rule_rows
+from ..published_rules import changeable_limits, limit_rows, rule_rows
 from ..readers import where_banned
-from ..rows import check_key, key_of, named, row_of_action, row_of_ban, row_of_change, row_of_window
+from ..rows import check_key, key_of, named, row_of_action, row_of_ban, row_of_change, row_of_window, seconds
 from ..statistics import LoggedEvent, Traffic
 from ..traffic import COUNTS
 from .service import WINDOW, Service
@@ -83,12 +83,11 @@ class Api:
         operation = self.operations[name][method]
         parameters = dict(signature(operation).parameters)
         parameters.pop("by", None)
-        missing = [
-            name
-            for name, parameter in parameters.items()
-            if parameter.default is parameter.empty and name not in fields
-        ]
-        for field, value in {**fields, **dict.fromkeys(missing)}.items():
+        values = dict(fields)
+        for field, parameter in parameters.items():
+            if parameter.default is parameter.empty:
+                values.setdefault(field, None)  # which is no text
+        for field, value in values.items():
             if field not in parameters:
                 raise ConfigurationError(f"there is no field {quoted(field)}{closest(field, parameters)}")
             if not isinstance(value, str):
@@ -137,18 +136,20 @@ class Api:
         """Return a row for each limit, list and ban of a client, its latest refusals, and what could not be read."""
         client = await self._service.client(key)
         facts = client.facts
-        answer: dict[str, Any] = {"key": client.key, "ban": None, "refused_by": None, "until_at": None}
+        ban = refused_by = until_at = None
         if client.ban is not None:
-            answer["ban"] = row_of_ban(client.ban)
+            ban = row_of_ban(client.ban)
         if facts.refused_by is not None:
-            answer["refused_by"] = facts.refused_by.by
-            until_us = facts.refused_by.until_us(facts.now_us)
-            if until_us is not None:
-                answer["until_at"] = until_us / _S
-        answer["rows"] = [_fact(row) for row in facts.rows]
-        answer["refusals"] = [_event(event) for event in facts.refusals or ()]
-        answer["not_read"] = [*facts.left_out]
-        return answer
+            refused_by, until_at = facts.refused_by.by, seconds(facts.refused_by.until_us(facts.now_us))
+        return {
+            "key": client.key,
+            "ban": ban,
+            "refused_by": refused_by,
+            "until_at": until_at,
+            "rows": [_fact(row) for row in facts.rows],
+            "refusals": [_event(event) for event in facts.refusals or ()],
+            "not_read": [*facts.left_out],
+        }
 
     async def read_bans(self, q: str = "") -> dict[str, Any]:
         """Return the newest 1,000 bans that contain a text, and how many there are."""
@@ -203,11 +204,9 @@ class Api:
 
         The name ``*`` with the limit ``off`` switches all workers off.
         """
-        amount = limit.strip()
-        if amount.isdecimal():
-            for configured in self._limiter.limits():
-                if configured.name == name and configured.changeable:
-                    limit = configured.with_amount(amount)
+        changeable, amount = changeable_limits(self._limiter.limits()), limit.strip()
+        if name in changeable and amount.isdecimal():
+            limit = changeable[name].with_amount(amount)
         return row_of_change(await self._limiter.override(name, limit, duration, reason=reason, by=by))
 
     async def restore(self, name: str, *, by: str) -> dict[str, Any]:

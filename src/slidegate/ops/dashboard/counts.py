@@ -103,19 +103,17 @@ def curve_of(counts: Counts, marks: Iterable[Mark]) -> Curve:
     step_s = counts.stats.step_us / 1_000_000
     rates = _stacked_rates(counts, step_s)
     steps = len(rates[0])
-    most = max(rates[-1], default=0)
+    highest = max(rates[-1], default=0)
     # The first unit in which something happens once.
-    unit = next((name for name, unit_s in _UNITS.items() if most == 0 or most * unit_s >= 1), "hour")
-    most_in_unit = most * _UNITS[unit]
-    power = 10.0 ** floor(log10(most_in_unit or 1))
-    top = next(factor * power for factor in _TOPS if factor * power >= most_in_unit * 0.999999)
+    unit = next((name for name, unit_s in _UNITS.items() if highest == 0 or highest * unit_s >= 1), "hour")
+    unit_s = _UNITS[unit]
+    power = 10.0 ** floor(log10(highest * unit_s or 1))
+    top = next(factor * power for factor in _TOPS if factor * power >= highest * unit_s * 0.999999)
     lines = {}
     for number in reversed(range(len(SERIES))):
         # A series without requests would hide the one below it.
         if number == 0 or rates[number] != rates[number - 1]:
-            points = [
-                f"{step + 0.5} {100 - 100 * rate * _UNITS[unit] / top:.4g}" for step, rate in enumerate(rates[number])
-            ]
+            points = [f"{step + 0.5} {100 - 100 * rate * unit_s / top:.4g}" for step, rate in enumerate(rates[number])]
             lines[f"s{number}"] = f"M{'L'.join(points)}h0"  # round ends make a dot of a lone value
     places = {(int((mark.at - counts.start_at) // step_s), mark.kind) for mark in marks}
     marked = sorted((step, kind) for step, kind in places if 0 <= step < steps)

@@ -134,9 +134,9 @@ class Service:
 
     # -- what was counted ----------------------------------------------------------------------------------------------
 
-    async def written(self) -> int:
-        """Write what this worker has counted; return the store's time, which is the clock of what is read after it."""
-        return await self._shared(self._statistics.publish, "written")
+    async def publish(self) -> int:
+        """Write what this worker has counted; return the store's time, up to which counts are read."""
+        return await self._shared(self._statistics.publish, "publish")
 
     async def counts(self, window: str, rule: str = "", route: str = "") -> Counts:
         """Return what was counted in a window, of one rule or route if one is named.
@@ -146,7 +146,7 @@ class Service:
         """
         if window not in WINDOWS:
             raise ConfigurationError(f"expected one of {', '.join(WINDOWS)}, not {quoted(window)}", "window")
-        now_us = await self.written()
+        now_us = await self.publish()
         name = ["counts", window, rule, route]
         if window == WINDOW:  # whose counts are shown beside those of clients
             name.append(str(now_us))
@@ -171,7 +171,7 @@ class Service:
         return await self._ranking(KEYS)
 
     async def _ranking(self, kind: str) -> Ranking:
-        now_us = await self.written()
+        now_us = await self.publish()
         return await self._shared(partial(read_ranking, self.limiter, kind, MAX_CLIENTS, now_us), kind, str(now_us))
 
     async def incident(self) -> tuple[Line, Refusals | None]:
@@ -180,15 +180,15 @@ class Service:
             meanwhile = MEANWHILE[self.limiter.on_error or "local"]
             return Line("away", f"The store is away: {meanwhile}"), None
         try:
-            off, (line, refusals) = await together(self.off(), self._shared(self._read_refusals, "refusals"))
+            off, refusals = await together(self.off(), self._shared(self._read_refusals, "refusals"))
         except StoreError:
             return Line("away", "The store did not answer, so nothing is known of the last five minutes"), None
-        if off is not None:
-            left_s = off.until.timestamp() - time()
-            line = Line("off", f"Limits are off for another {span(left_s)}, by {off.by}: every request passes")
-        return line, refusals
+        if off is None:
+            return line_of(refusals, self.limiter.limits()), refusals
+        left_s = off.until_us / 1_000_000 - time()
+        return Line("off", f"Limits are off for another {span(left_s)}, by {off.by}: every request passes"), refusals
 
-    async def _read_refusals(self) -> tuple[Line, Refusals]:
+    async def _read_refusals(self) -> Refusals:
         counts, ranking, bans, published = await together(
             self.counts(WINDOW), self.clients(), self.bans(), self.published()
         )
@@ -196,8 +196,7 @@ class Service:
         proxies = [middleware.client.networks for middleware in self.limiter.middlewares]
         banned = await self.banned(ranking.refused, bans)
         rows = [row_of(client, client.key in banned, stands_for(client, kinds, proxies)) for client in ranking.refused]
-        refusals = refusals_of(rows, counts.stats.total.refused)
-        return line_of(refusals, self.limiter.limits()), refusals
+        return refusals_of(rows, counts.stats.total.refused)
 
     async def banned(self, clients: Iterable[ClientTraffic], bans: Bans) -> set[str]:
         """Return the keys of those clients that a ban refuses."""
@@ -264,7 +263,7 @@ class Service:
 
     async def events(self) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first."""
-        await self.written()
+        await self.publish()
         return await self._shared(partial(read_events, self.limiter, MOST_EVENTS), "events")
 
 
