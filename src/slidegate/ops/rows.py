@@ -111,23 +111,21 @@ def key_of(key: str, value: str | None = None) -> Any:
     kind, _, rest = key.partition(":")
     name, _, digest = rest.partition("#")
     source = KEYED.get(kind.lower())
-    if not name:
-        source = None
-    if source is not None and digest and value is None:
-        # Stores have the name of a header field in small letters, and a user may type it otherwise.
-        return f"{digest_prefix(source(name).identity)}#{digest}"
-    if source is not None and not digest and value is not None:
-        return source(name).of(value)
-    if value is not None:
+    if value is not None and (source is None or not name or digest):
         raise ConfigurationError(
             f"expected a key such as header:X-API-Key, cookie:device or query:token beside it, not {key!a}", "value"
         )
-    if source is not None:
+    if source is None or not name:
+        return key
+    if digest:
+        # Stores have the name of a header field in small letters, and an operator may type others.
+        return f"{digest_prefix(source(name).identity)}#{digest}"
+    if value is None:
         raise ConfigurationError(
             f"{key!a} names no client without its value; pass that as value, or the key as the dashboard shows it, for "
             f'example "{key}#1f3a..."'
         )
-    return key
+    return source(name).of(value)
 
 
 def check_key(key: str) -> None:

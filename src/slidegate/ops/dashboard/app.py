@@ -54,7 +54,7 @@ MAX_TOKEN: Final = 512
 MAX_BODY: Final = 65_536
 WRONG_TOKEN_S: Final = 0.25
 READ_ONLY: Final = "This dashboard only shows; it was made with changes=False."
-_EXPECTED: Final = (
+_TOKEN_EXPECTED: Final = (
     f"Dashboard: token is required: {MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters without spaces, for example "
     'from python3 -c "import secrets; print(secrets.token_urlsafe(32))"; write token=None if your own login stands in '
     "front"
@@ -62,8 +62,8 @@ _EXPECTED: Final = (
 _TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _JSON: Final = "application/json"
 _FORM: Final = "application/x-www-form-urlencoded"
-_OPEN: Final = ("/static/style.css", "/static/icon.svg")
-"""What the page for those without a token needs."""
+_PUBLIC: Final = ("/static/style.css", "/static/icon.svg")
+"""The files of the page that asks for a token."""
 
 
 class Dashboard:
@@ -91,7 +91,7 @@ class Dashboard:
         if token is not None:
             token = revealed(token)
             if not isinstance(token, str) or not re.fullmatch(rf"[!-~]{{{MIN_TOKEN},{MAX_TOKEN}}}", token):
-                raise ConfigurationError(_EXPECTED)  # without the token: an invalid one may still be a secret
+                raise ConfigurationError(_TOKEN_EXPECTED)  # without the token: an invalid one may still be a secret
             self._digest = _digest(token)
         self._changes = changes
         service = Service(limiter)
@@ -128,7 +128,7 @@ class Dashboard:
 
     async def _respond(self, request: Request, path: str) -> Response:
         reads = request.method == "GET"
-        if path in _OPEN and reads:
+        if path in _PUBLIC and reads:
             return self._files[path]()
         user = await self._identify(request)
         if not reads and not may_change(request):
@@ -136,8 +136,8 @@ class Dashboard:
                 403, "A change needs a bearer token, Sec-Fetch-Site: same-origin, or an Origin equal to the Host."
             )
         if path.startswith("/api/"):
-            return await self._call(request, path.removeprefix("/api/"), user)
-        if not path:  # relative links lead to nowhere from there; it may be at another path for the browser
+            return await self._respond_to_api(request, path.removeprefix("/api/"), user)
+        if not path:  # relative links need the slash; behind a proxy the browser may have another path
             return RedirectResponse(f"./{_raw_path(request.scope).rpartition('/')[2]}/")
         if request.method == "POST":
             form = dict(parse_qsl((await read_body(request, _FORM)).decode(errors="replace"), keep_blank_values=True))
@@ -150,7 +150,7 @@ class Dashboard:
             return self._files[path]()
         return await self._page.show(path[1:], request.query_params)
 
-    async def _call(self, request: Request, name: str, user: str) -> Response:
+    async def _respond_to_api(self, request: Request, name: str, user: str) -> Response:
         """Return the response of an operation of the API."""
         method = request.method
         allowed = self._api.operations.get(name)
@@ -174,8 +174,8 @@ class Dashboard:
         """Return the name of the user who sends a request.
 
         Raises:
-            HTTPException: The request carries no valid token. To a wrong one the answer is late, so that guessing takes
-                long.
+            HTTPException: The request carries no valid token. The answer to a wrong one is delayed, to slow down
+                guessing.
         """
         credentials = _joined(request, "authorization")
         name, token = _name_and_token(credentials)
@@ -200,15 +200,15 @@ def may_change(request: Request) -> bool:
     if site:
         return site == "same-origin"
     host = _joined(request, "host").lower()
-    own = [f"https://{host}"]
+    origins = [f"https://{host}"]
     # Behind a proxy that terminates TLS the scheme is http but the Origin https; the reverse never happens.
     if request.scope.get("scheme") != "https":
-        own.append(f"http://{host}")
-    return host != "" and _joined(request, "origin").lower() in own
+        origins.append(f"http://{host}")
+    return host != "" and _joined(request, "origin").lower() in origins
 
 
 def _joined(request: Request, name: str) -> str:
-    """Return a header field; if it was sent several times, all of its values, which no check below takes for one."""
+    """Return a header field; if it was sent several times, all of its values, which then pass no check."""
     return ", ".join(request.headers.getlist(name))
 
 
@@ -236,7 +236,7 @@ def json_response(content: Any) -> Response:
 
 
 def static_files() -> dict[str, partial[Response]]:
-    """Return the responses by the path below the mount: that of a request is never joined to a directory."""
+    """Return the responses by the path below the mount, so that no path of a request is joined to a directory."""
     responses = {}
     for file in files(__package__).joinpath("static").iterdir():
         media_type = _TYPES[file.name.rpartition(".")[2]]
@@ -253,13 +253,13 @@ def path_below(scope: Scope) -> str:
 
 
 def _raw_path(scope: Scope) -> str:
-    """Return the path of a request as the client has sent it, if the server tells, without a query."""
+    """Return the path of a request without its query, not decoded if the server passes that on."""
     raw = scope.get("raw_path") or str(scope["path"]).encode(errors="replace")
     return bytes(raw).partition(b"?")[0].decode(errors="replace")
 
 
 def _digest(token: str) -> bytes:
-    """Return what is kept of a token: where an object is shown, the token is not."""
+    """Return the digest that is kept in place of a token, so that no dump of an object shows the token."""
     return sha256(token.encode(errors="surrogatepass")).digest()
 
 

@@ -5,8 +5,8 @@
     one          one client has more than half of the refusals
     several      how many clients were refused, and which rule refused most
 
-Whoever is banned by now is not blamed again: what is left is said of the others. A ban is offered only of a client that
-nothing shows to be many people.
+The line leaves out clients that are banned by now. It proposes a ban only of a client behind which nothing shows many
+people.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MANY_KEYS: Final = 3
 """With so many users, cookies or API keys an address is that of several people."""
 ONE_CLIENT: Final = {4: 1, 6: 2**64}
 """How many addresses one client has, by their version; a larger network is one of many."""
-_OWN_IPV4: Final = ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16")
-OWN: Final = Networks([*_OWN_IPV4, "::1/128", "fc00::/7", "fe80::/10"])
-"""The addresses that only an own network has; `is_private` of `ipaddress` also knows those of examples."""
+_PRIVATE_4: Final = ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16")
+PRIVATE: Final = Networks([*_PRIVATE_4, "::1/128", "fc00::/7", "fe80::/10"])
+"""The addresses within an operator's network; those of documentation, which `ipaddress` calls private, are not."""
 MEANWHILE: Final = {
     "local": "each worker counts alone",
     "allow": "requests pass uncounted",
@@ -67,7 +67,7 @@ class Refusals(NamedTuple):
     Attributes:
         rows: The clients, those first that were refused most.
         clients: How many of them are not banned.
-        whole: How many refusals there were but those of clients that are banned by now.
+        whole: How many refusals there were, without those of clients that are banned by now.
         rule: What refused most of these; empty if there are none.
     """
 
@@ -127,15 +127,15 @@ def refusals_of(clients: Iterable[ClientRow], refused: int) -> Refusals:
         refused: How many requests were refused in the same time.
     """
     rows = sorted(clients, key=lambda row: (-row.refused, row.key))
-    left = [row for row in rows if not row.is_banned]
+    unbanned = [row for row in rows if not row.is_banned]
     by_rule = Counter[str]()
-    for row in left:
+    for row in unbanned:
         by_rule[row.rule] += row.refused
-    of_banned = sum(row.refused for row in rows if row.is_banned)
-    # Workers write both counts one after the other: a read between may see a refusal in one of them alone.
+    of_banned = sum(row.refused for row in rows) - by_rule.total()
+    # Workers write both counts in two rows: a read between may see a refusal in one of them alone.
     whole = max(refused - of_banned, by_rule.total())
     rule = max(by_rule, key=lambda name: (by_rule[name], name), default="")
-    return Refusals(rows, len(left), whole, rule)
+    return Refusals(rows, len(unbanned), whole, rule)
 
 
 def line_of(refusals: Refusals, limits: Iterable[Any]) -> Line:
@@ -147,16 +147,16 @@ def line_of(refusals: Refusals, limits: Iterable[Any]) -> Line:
     """
     if not refusals.rows:
         return Line("calm", "Nobody was refused in the last five minutes")
-    left = [row for row in refusals.rows if not row.is_banned]
-    if not left:
+    unbanned = [row for row in refusals.rows if not row.is_banned]
+    if not unbanned:
         return Line("calm", "Nobody who is not banned by now was refused in the last five minutes")
-    if refusals.whole >= MIN_REFUSALS and left[0].refused > refusals.whole / 2:
-        return _line_of_one(left[0], refusals.whole, limits)
+    if refusals.whole >= MIN_REFUSALS and unbanned[0].refused > refusals.whole / 2:
+        return _line_of_one(unbanned[0], refusals.whole, limits)
     text = f"{count(refusals.clients)} clients were refused, most by {refusals.rule}"
     if refusals.clients == 1:
         text = f"1 client was refused, by {refusals.rule}"
     look = Proposal("look", "")
-    if any(row.limits for row in left if row.rule == refusals.rule):  # else it is a list or a ban
+    if any(row.limits for row in unbanned if row.rule == refusals.rule):  # else it is a list or a ban
         look = Proposal("open", refusals.rule)
     return Line("several", text, rule=refusals.rule, actions=(look,))
 
@@ -166,12 +166,13 @@ def _line_of_one(row: ClientRow, whole: int, limits: Iterable[Any]) -> Line:
     look = Proposal("look", row.key)
     if not row.many:
         return Line("one", text, row.key, row.rule, actions=(Proposal("ban", row.key), look))
-    actions = [look]
-    raised = [limit for limit in limits if limit.rule == row.rule and limit.changeable and not limit.shadow]
-    if len(raised) == 1:  # of several it is not known which one refused
-        actions.append(Proposal("raise", raised[0].name, raised[0].with_amount(2 * raised[0].limit.amount)))
     text = f"{text}, and stands for many: {row.many}"
-    return Line("one", text, row.key, row.rule, row.many, tuple(actions))
+    limits = [limit for limit in limits if limit.rule == row.rule and limit.changeable and not limit.shadow]
+    if len(limits) != 1:  # of several it is not known which one refused
+        return Line("one", text, row.key, row.rule, row.many, (look,))
+    (limit,) = limits
+    higher = Proposal("raise", limit.name, limit.with_amount(2 * limit.limit.amount))
+    return Line("one", text, row.key, row.rule, row.many, (look, higher))
 
 
 def stands_for(client: ClientTraffic, kinds: Mapping[str, str], proxies: Collection[Networks]) -> str:
@@ -198,7 +199,7 @@ def stands_for(client: ClientTraffic, kinds: Mapping[str, str], proxies: Collect
         return "all addresses of this network are counted together"
     if any(networks.overlaps(version, first, last) for networks in proxies):
         return "it is a trusted proxy"
-    if OWN.overlaps(version, first, last):
+    if PRIVATE.overlaps(version, first, last):
         return "it is an address of your own network, perhaps a proxy's"
     return ""
 

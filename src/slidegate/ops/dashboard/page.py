@@ -48,7 +48,7 @@ _GLOBALS: Final[dict[str, Any]] = {
 @cache
 def environment() -> jinja2.Environment:
     """Return the templates, compiled: each takes tens of milliseconds, which no request of an application can wait."""
-    environment = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("slidegate.ops.dashboard"),
         autoescape=True,
         auto_reload=False,
@@ -56,11 +56,11 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update((text.__name__, text) for text in _FILTERS)
-    environment.globals.update(_GLOBALS)
-    for name in environment.list_templates():
-        environment.get_template(name)
-    return environment
+    templates.filters.update((text.__name__, text) for text in _FILTERS)
+    templates.globals.update(_GLOBALS)
+    for name in templates.list_templates():
+        templates.get_template(name)
+    return templates
 
 
 class Page:
@@ -84,7 +84,7 @@ class Page:
 
         Args:
             path: The path of the view.
-            query: What to show.
+            query: The query of the request.
             wrong: A form that was refused, with the reason as `text`, to be shown again.
 
         Raises:
@@ -115,7 +115,7 @@ class Page:
         return {"clients": len(clients.refused), "bans": len(bans.all), "configuration": findings}
 
     async def _notice(self, query: Query) -> str:
-        """Return what is said after a change, given what to show; empty if there was none."""
+        """Return the text about the change that was made just before; empty without one."""
         done, key = query.get("done"), query.get("key")
         if done not in _OPERATIONS:
             return ""
@@ -151,7 +151,7 @@ class Page:
                 key = key_of(fields["key"], fields.get("value"))
                 if not isinstance(key, str):  # of a value, which may be secret
                     key = self._limiter.key_for(key)
-                return _go(path, key=key)
+                return _redirect(path, key=key)
             changed = await self._api.call(*_OPERATIONS[action], fields, by)
         except (HTTPException, ConfigurationError, StoreError) as error:
             problem = problem_of(error)
@@ -160,8 +160,8 @@ class Page:
             wrong = {"key": "", "name": "", **form, "text": problem.detail, "status": problem.status_code}
             return await self.show(path, query, wrong)
         if "key" in changed:
-            return _go(path, key=changed["key"], done=action)
-        return _go(path, done=action)
+            return _redirect(path, key=changed["key"], done=action)
+        return _redirect(path, done=action)
 
 
 def _fields_of(form: Mapping[str, str]) -> dict[str, str]:
@@ -176,5 +176,5 @@ def _fields_of(form: Mapping[str, str]) -> dict[str, str]:
     return fields
 
 
-def _go(path: str, **query: str) -> Response:
+def _redirect(path: str, **query: str) -> Response:
     return RedirectResponse(f"./{path}?{urlencode(query)}", 303)

@@ -1,8 +1,8 @@
-"""What the dashboard knows of a limiter. All viewers share each answer, so that many cost the store as much as one.
+"""What the dashboard reads of a limiter. All viewers share each answer, so that many cost the store as much as one.
 
     view or JSON API --> Service --> cache, by name and fields --> statistics, bans, changes, rules of all workers
 
-What is read for one answer is asked at the same time, and never for one client after the other.
+The parts of an answer are read at the same time, and never for one client after the other.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Service:
             raise ConfigurationError(f"expected one of {', '.join(WINDOWS)}, not {quoted(window)}", "window")
         now_us = await self.publish()
         name = ["counts", window, rule, route]
-        if window == WINDOW:  # whose counts are shown beside those of clients
+        if window == WINDOW:  # whose counts stand beside those of clients of the same time
             name.append(str(now_us))
         return await self._shared(partial(self._read_counts, now_us, window, rule, route), *name)
 
@@ -214,15 +214,15 @@ class Service:
             ConfigurationError: The text is no key.
         """
         key = key_of(text)
-        counted = key
+        outermost_key = key
         if isinstance(key, str) and self.limiter.middlewares:
-            counted = self.limiter.middlewares[0].client.truncated(key)
+            outermost_key = self.limiter.middlewares[0].client.truncated(key)
         published, overrides, bans, events, *rankings = await together(
             self.published(), self.overrides(), self.bans(), self.events(), self.clients(), self.keys()
         )
         answers = Answers(published, overrides, in_steps(bans.all), events, rankings)
         facts = await facts_in(answers, self.limiter, key)
-        return Client(self.limiter.key_for(counted), bans.refusing(self.limiter, key), facts)
+        return Client(self.limiter.key_for(outermost_key), bans.refusing(self.limiter, key), facts)
 
     # -- what is in force ----------------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Service:
         return next((change for change in await self.overrides() if change.name == "*"), None)
 
     def findings(self) -> list[Any]:
-        """Return what is probably a mistake in the middlewares of this process."""
+        """Return the probable mistakes in the middlewares of this process."""
         return [finding for middleware in self.limiter.middlewares for finding in middleware.findings]
 
     async def overrides(self) -> list[Override]:
@@ -277,12 +277,12 @@ async def in_steps(bans: Iterable[Ban]) -> AsyncIterator[Ban]:
 
 async def _newest_with(text: str, bans: Sequence[Ban]) -> tuple[list[Ban], int]:
     """Return the newest of the bans that contain a text, and how many do."""
-    sought = text.casefold()
+    text = text.casefold()
     newest: list[Ban] = []
     matching = 0
     for first in range(0, len(bans), BANS_AT_ONCE):
         for ban in bans[first : first + BANS_AT_ONCE]:
-            if any(sought in part.casefold() for part in (ban.key, ban.reason, ban.by)):
+            if any(text in part.casefold() for part in (ban.key, ban.reason, ban.by)):
                 newest.append(ban)
                 matching += 1
         # At each step, so that none grows with their number.

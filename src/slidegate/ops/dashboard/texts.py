@@ -14,8 +14,7 @@ from ...core.logs import escaped
 from ..rows import span_of
 from ..statistics import LoggedEvent
 
-NOTHING: Final = "\u2013"
-"""What stands in place of no value."""
+NO_VALUE: Final = "\u2013"
 _LATE: Final = "store_late"
 _UTC: Final = re.compile("([0-9]{4}-[01][0-9]-[0-3][0-9])T([0-2][0-9]:[0-5][0-9]:[0-5][0-9])Z")
 
@@ -28,7 +27,7 @@ def count(value: float) -> str:
 def rate(number: float, seconds: float) -> str:
     """Return how often something happens, in the first unit in which that is 1 or more: ``7 a minute``."""
     if not number:
-        return NOTHING
+        return NO_VALUE
     for unit, unit_s in (("a second", 1), ("a minute", 60), ("an hour", 3_600)):
         times = number * unit_s / seconds
         if times >= 1:
@@ -46,14 +45,14 @@ def _digits(value: float) -> str:
 def share(part: float, whole: float) -> str:
     """Return a share in percent."""
     if not whole:
-        return NOTHING
+        return NO_VALUE
     return f"{100 * part / whole:.3g} %"
 
 
 def ms(value_us: float | None) -> str:
     """Return microseconds as milliseconds or seconds."""
     if value_us is None:
-        return NOTHING
+        return NO_VALUE
     if value_us >= 10_000_000:
         return f"{value_us / 1_000_000:.1f} s"
     return f"{_digits(value_us / 1_000)} ms"
@@ -71,7 +70,7 @@ def moment(unix_us: int) -> Markup:
 
 
 def timed(text: object) -> Markup:
-    """Return the message of an event, whose times, in UTC, are elements: the page's script shows them as all others."""
+    """Return the message of an event with its times as elements, which the page's script shows as all others."""
     return Markup(_UTC.sub(r'<time datetime="\g<0>">\1 \2</time>', str(escape(plain(text, 256)))))
 
 
@@ -81,17 +80,17 @@ def plain(text: object, most: int = 80) -> str:
 
 
 def grouped(events: Iterable[LoggedEvent]) -> list[list[LoggedEvent]]:
-    """Return events, those that are alike together; all answers of the store that were late are.
+    """Return events in groups of the same kind and message; late answers of the store are one group.
 
-    Several workers report one change, each client is refused for the same reason.
+    Several workers report one change, and many clients are refused for one reason.
     """
-    alike: dict[tuple[str, str], list[LoggedEvent]] = {}
+    groups: dict[tuple[str, str], list[LoggedEvent]] = {}
     for event in events:
         message = event.message
-        if event.kind == _LATE:  # each says another number
+        if event.kind == _LATE:  # each has another number
             message = ""
-        alike.setdefault((event.kind, message), []).append(event)
-    return [*alike.values()]
+        groups.setdefault((event.kind, message), []).append(event)
+    return [*groups.values()]
 
 
 def address(view: str, query: Mapping[str, str], **changed: str) -> str:
@@ -99,9 +98,7 @@ def address(view: str, query: Mapping[str, str], **changed: str) -> str:
 
     Empty fields are left out, and `done`, which is about the change before.
     """
-    fields = {**query, **changed}
-    fields.pop("done", None)
-    kept = {name: value for name, value in fields.items() if value}
-    if not kept:
+    fields = {name: value for name, value in {**query, "done": "", **changed}.items() if value}
+    if not fields:
         return f"./{view}"
-    return f"./{view}?{urlencode(kept)}"
+    return f"./{view}?{urlencode(fields)}"
