@@ -40,15 +40,15 @@ T = TypeVar("T")
 
 async def now(service: Service, query: Query) -> Variables:
     """Return who was refused in the last five minutes, and what was counted by rules and routes."""
-    (line, refusals), counted = await together(service.incident(), _counted(service, query))
-    stats, limits = counted["counts"].stats, service.limiter.limits()
+    (line, refusals), traffic = await together(service.incident(), _traffic(service, query))
+    stats, limits = traffic["counts"].stats, service.limiter.limits()
     # Those of other workers show in their counts.
     shadows = shadow_rules(limits) | {name for name, traffic in stats.rules.items() if traffic.shadow_refused}
     rules = {**dict.fromkeys(shadows, Traffic()), **stats.rules}
     if query.get("only") == "shadow":
         rules = {name: rules[name] for name in shadows}
     return {
-        **counted,
+        **traffic,
         "line": line,
         "refusals": refusals,
         "rules": _ordered_counts(rules, query),
@@ -58,7 +58,7 @@ async def now(service: Service, query: Query) -> Variables:
     }
 
 
-async def _counted(service: Service, query: Query, rule: str = "", route: str = "") -> Variables:
+async def _traffic(service: Service, query: Query, rule: str = "", route: str = "") -> Variables:
     """Return what was counted in the window that the query names, and the curve of it."""
     window = query.get("window") or WINDOW
     counts, bans, history = await together(service.counts(window, rule, route), service.bans(), service.history())
@@ -67,7 +67,7 @@ async def _counted(service: Service, query: Query, rule: str = "", route: str = 
 
 def _ordered_counts(counts: Mapping[str, Traffic], query: Query) -> list[tuple[str, Traffic]]:
     """Return the counts of rules or routes whose names contain the query's text, in its order."""
-    rows = [(name, counts[name]) for name in sorted(counts) if _is_sought(name, query)]
+    rows = [(name, counts[name]) for name in sorted(counts) if _matches(name, query)]
     column = query.get("sort", "")
     if column in _COUNTS:
         rows.sort(key=lambda row: getattr(row[1], column) or 0, reverse=True)
@@ -80,8 +80,8 @@ def _ordered_counts(counts: Mapping[str, Traffic], query: Query) -> list[tuple[s
 async def part(service: Service, query: Query) -> Variables:
     """Return what was counted of the rule or route that the query names, and its clients."""
     rule, route = query.get("rule", ""), query.get("route", "")
-    counted, ranking, published = await together(
-        _counted(service, query, rule, route), service.clients(), service.published()
+    traffic, ranking, published = await together(
+        _traffic(service, query, rule, route), service.clients(), service.published()
     )
     limits = service.limiter.limits()
     who, events = "Client", list[LoggedEvent]()
@@ -90,7 +90,7 @@ async def part(service: Service, query: Query) -> Variables:
     if rule in shadow_rules(limits):
         events = await service.events()
     return {
-        **counted,
+        **traffic,
         "limits": limits_by_rule(limits).get(rule, ""),
         "who": who,
         "members": _members(ranking, rule, route),
@@ -136,7 +136,7 @@ async def clients(service: Service, query: Query) -> Variables:
 async def _ranked(service: Service, ranking: Ranking, bans: Bans, query: Query) -> list[ClientRow]:
     """Return the busiest and the most refused in the query's order."""
     first = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS])
-    listed = [client for client in first.each() if _is_sought(client.key, query)]
+    listed = [client for client in first.each() if _matches(client.key, query)]
     banned = await service.banned(listed, bans)
     rows = [row_of(client, client.key in banned) for client in listed]
     return _ordered(rows, query, ("requests", "refused", "key"))
@@ -172,7 +172,7 @@ VIEWS: Final = {"now": now, "part": part, "clients": clients, "bans": bans, "con
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
-def _is_sought(name: str, query: Query) -> bool:
+def _matches(name: str, query: Query) -> bool:
     return query.get("q", "").casefold() in name.casefold()
 
 
