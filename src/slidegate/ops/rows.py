@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from .. import ConfigurationError, cookie, header, query
@@ -28,26 +27,20 @@ _LISTED: Final = 5
 
 def row_of_ban(ban: Ban) -> dict[str, Any]:
     """Return a ban."""
-    times = {"since_at": ban.since.timestamp(), "until_at": _unix_s(ban.until)}
+    times = {"since_at": ban.since_us / _S, "until_at": seconds(ban.until_us)}
     return {**named(ban, "key", "reason", "by", "level"), **times}
 
 
 def row_of_change(override: Override) -> dict[str, Any]:
     """Return the temporary change of a limit."""
     texts = named(override, "name", "limit", "by", "reason")
-    return {**texts, "since_at": override.since.timestamp(), "until_at": override.until.timestamp()}
+    return {**texts, "since_at": override.since_us / _S, "until_at": override.until_us / _S}
 
 
 def row_of_action(action: Action) -> dict[str, Any]:
     """Return an operator's action; see `Limiter.history`."""
     texts = named(action, "kind", "target", "limit", "by", "reason")
-    return {**texts, "at": action.at.timestamp(), "until_at": _unix_s(action.until)}
-
-
-def _unix_s(moment: datetime | None) -> float | None:
-    if moment is None:
-        return None
-    return moment.timestamp()
+    return {**texts, "at": action.at_us / _S, "until_at": seconds(action.until_us)}
 
 
 def row_of_window(view: LimitState) -> dict[str, Any]:

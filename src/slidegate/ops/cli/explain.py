@@ -67,7 +67,7 @@ def _rows(facts: Facts) -> Iterator[dict[str, Any]]:
     if facts.refused_by is not None:
         refused_by, until_us = facts.refused_by.by, facts.refused_by.until_us(facts.now_us)
     if facts.off is not None:
-        off_until_at = facts.off.until.timestamp()
+        off_until_at = facts.off.until_us / _S
     yield {
         "row": "verdict",
         "key": facts.key,
@@ -129,7 +129,7 @@ def _verdict(facts: Facts) -> str:
     if not facts.workers:
         return f"{facts.key}: no worker has published its rules within a minute, so only its bans are known"
     if facts.off is not None:
-        return f"{facts.key}: every request passes, as all workers are off until {time_of(facts.off.until.timestamp())}"
+        return f"{facts.key}: every request passes, as all workers are off until {time_of(facts.off.until_us / _S)}"
     fact = facts.refused_by
     if fact is None:
         return f"{facts.key}: nothing here refuses it"

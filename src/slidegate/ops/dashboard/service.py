@@ -21,7 +21,7 @@ from ... import ConfigurationError, Limiter, StoreError
 from ...core import Ban
 from ...core.errors import quoted
 from ...limiter import Action, Override, Publication, keys_refusing
-from ..explain import MOST_EVENTS, Answers, Facts, facts_in
+from ..explain import MOST_CLIENTS, MOST_EVENTS, Answers, Facts, facts_in
 from ..rows import key_of
 from ..slices import CLIENTS, KEYS, STEPS, together
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
@@ -32,12 +32,10 @@ from .texts import span
 
 WINDOW: Final = "5m"
 WINDOWS: Final = (WINDOW, "1h", "6h", "24h")
-MAX_CLIENTS: Final = 1_000
-"""How many of the busiest clients, and of those that are refused most, are read."""
 MAX_BANS: Final = 1_000
 BANS_AT_ONCE: Final = 1_000
 MAX_ANSWERS: Final = 64
-EVERY_S: Final = 2.0
+FRESH_S: Final = 2.0
 """How long an answer is used, or four times as long as it took, if that is longer."""
 
 T = TypeVar("T")
@@ -122,7 +120,7 @@ class Service:
                 except StoreError as error:
                     answer.value = error
                 now_s = monotonic()
-                answer.until_s = now_s + max(EVERY_S, 4 * (now_s - began_s))
+                answer.until_s = now_s + max(FRESH_S, 4 * (now_s - began_s))
         if isinstance(answer.value, StoreError):
             raise answer.value.with_traceback(None)  # it is raised for each viewer
         value: T = answer.value
@@ -172,7 +170,7 @@ class Service:
 
     async def _ranking(self, kind: str) -> Ranking:
         now_us = await self.publish()
-        return await self._shared(partial(read_ranking, self.limiter, kind, MAX_CLIENTS, now_us), kind, str(now_us))
+        return await self._shared(partial(read_ranking, self.limiter, kind, MOST_CLIENTS, now_us), kind, str(now_us))
 
     async def incident(self) -> tuple[Line, Refusals | None]:
         """Return the line on top of the page, and the rows that it is computed from; None if the store is away."""
