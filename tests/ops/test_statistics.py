@@ -463,6 +463,20 @@ async def test_a_write_whose_answer_is_late_does_not_undo_a_later_one() -> None:
     assert [one.passed for one in (await statistics.clients()).busiest] == [3]
 
 
+async def test_a_write_of_many_rows_takes_as_long_as_that_of_one() -> None:
+    class DistantRows(SharedRows):
+        async def write(self, *row: Any) -> None:
+            await asyncio.sleep(0.02)
+            await super().write(*row)
+
+    rows = DistantRows()
+    time, (_, statistics) = VirtualTime(rows.clock), worker_of(rows)
+    statistics.request(told(PASSED))
+    await statistics.publish()
+    assert rows.writes >= 4
+    assert time.passed_s == pytest.approx(0.02, abs=0.001)
+
+
 async def test_others_run_while_thousands_are_counted(statistics: Statistics, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, count = [0], Tally.count
 
