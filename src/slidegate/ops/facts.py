@@ -312,7 +312,11 @@ def _below(above: Sequence[Fact], row: Fact) -> Fact:
 
 def _may_meet(requests: str, other: str) -> bool:
     """Return whether a request may be among both of two kinds, as published rules name them."""
-    paths, other_paths = ({word for word in text.split() if word.startswith("/")} for text in (requests, other))
+    paths, other_paths = _paths_in(requests), _paths_in(other)
     if not paths or not other_paths or "{" in requests + other:
         return True
     return not paths.isdisjoint(other_paths)
+
+
+def _paths_in(requests: str) -> set[str]:
+    return {word for word in requests.split() if word.startswith("/")}

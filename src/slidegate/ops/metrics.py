@@ -125,7 +125,7 @@ class LimiterMetrics(Observer):
         """Count a ban, and the failures of the store that happened outside of requests."""
         if event.kind == "banned":
             self._adder(BANS)(1)
-        self._count(())
+        self._count_failures()
 
     def request(self, request: Passed | Outcome, /) -> None:
         """Count a request."""
@@ -133,10 +133,7 @@ class LimiterMetrics(Observer):
 
     def _count(self, requests: Iterable[Passed | Outcome]) -> None:
         """Count requests, ordinary ones of the same buckets and route together."""
-        if self._limiter.failures != self._failures:
-            with self._counting:
-                counted, self._failures = self._failures, self._limiter.failures
-                self._adder(FAILURES)(self._failures - counted)
+        self._count_failures()
         times_us = defaultdict[tuple[Any, ...], list[int]](list)
         for request in requests:
             if isinstance(request, Outcome):
@@ -149,6 +146,13 @@ class LimiterMetrics(Observer):
             times_us[kind].append(time_us)
         for (route, *buckets), times in times_us.items():
             self._count_admitted(rules_of(buckets), route, times)
+
+    def _count_failures(self) -> None:
+        """Count the failures of the store since the last call."""
+        if self._limiter.failures != self._failures:
+            with self._counting:
+                before, self._failures = self._failures, self._limiter.failures
+                self._adder(FAILURES)(self._failures - before)
 
     def _count_admitted(self, rules: Iterable[str], route: str, times_us: Sequence[int]) -> None:
         """Count admitted requests that have the same rules and route."""

@@ -251,8 +251,7 @@ class ClientTraffic(RequestCounts):
         self.note_amounts(checks)
         if self.refused or not checks:
             return
-        own_buckets = [bucket for bucket, key, _ in checks if key == self.key]
-        bucket = (own_buckets or [checks[0][0]])[0]
+        bucket = next((bucket for bucket, key, _ in checks if key == self.key), checks[0][0])
         self.rule, self.limits, self.route = bucket.label, text_of(bucket), route
 
 
