@@ -32,7 +32,7 @@ _throttle: Final = Throttle()
 
 
 def problem_of(error: Exception) -> HTTPException:
-    """Return the answer to an error; that to a failure says nothing of its cause, which is logged."""
+    """Return the response to an error; the cause of a failure is logged, and not shown."""
     if isinstance(error, HTTPException):
         return error
     if isinstance(error, ConfigurationError):

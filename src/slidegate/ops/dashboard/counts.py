@@ -41,7 +41,7 @@ class Counts(NamedTuple):
 
     @property
     def seen_s(self) -> float:
-        """For how long workers have counted, as far as it is in the window: the time that rates are of."""
+        """The part of the window in which workers have counted, by which rates are divided."""
         return max(self.stats.seen_us / 1_000_000, EVERY_S)
 
 
@@ -79,7 +79,7 @@ class Curve(NamedTuple):
         top: The rate at the top.
         steps: How many steps it has.
         lines: The path of each series by its class, the highest first, as lower ones are drawn above it.
-        marks: The steps with bans and with changes, and the kind of these.
+        marks: The steps in which a ban began or a limit was changed, each with the kind of that.
         ticks: The labels of the time axis.
     """
 

@@ -23,7 +23,7 @@ from ..statistics import ClientTraffic
 from .texts import count, share
 
 MIN_REFUSALS: Final = 20
-"""So many refusals are no accident."""
+"""From so many refusals on, one client is named: fewer may be an accident."""
 MANY_KEYS: Final = 3
 """With so many users, cookies or API keys an address is that of several people."""
 ONE_CLIENT: Final = {4: 1, 6: 2**64}

@@ -47,7 +47,7 @@ _GLOBALS: Final[dict[str, Any]] = {
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return the templates, compiled: each takes tens of milliseconds, which no request of an application can wait."""
+    """Return the templates, compiled: each takes tens of milliseconds, for which no request may wait."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("slidegate.ops.dashboard"),
         autoescape=True,

@@ -127,7 +127,7 @@ class Service:
         return value
 
     def forget(self) -> None:
-        """Read again for the next viewer, after a change; what is being read is not for that viewer."""
+        """Drop all answers after a change, also those that are being read: the next viewer gets new ones."""
         self._answers.clear()
 
     # -- what was counted ----------------------------------------------------------------------------------------------

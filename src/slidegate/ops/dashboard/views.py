@@ -21,7 +21,7 @@ MAX_CLIENTS: Final = 24
 MAX_ROWS: Final = 50
 """How many rows other tables have."""
 MAX_RULES: Final = 200
-NO_EVENTS: Final = ("refused", "shadow_refused")
+_UNLISTED: Final = ("refused", "shadow_refused")
 """The events that are not listed: clients cause as many as they like."""
 _OF_CLIENTS: Final = ("", ADDRESS, EVERYONE)
 """The kinds of keys of rules whose requests are counted by client; all others are counted by key."""
@@ -42,7 +42,7 @@ async def now(service: Service, query: Query) -> Variables:
     """Return who was refused in the last five minutes, and what was counted by rules and routes."""
     (line, refusals), traffic = await together(service.incident(), _traffic(service, query))
     stats, limits = traffic["counts"].stats, service.limiter.limits()
-    # Those of other workers show in their counts.
+    # Rules in shadow that only other workers have are known from their counts.
     shadows = shadow_rules(limits) | {name for name, traffic in stats.rules.items() if traffic.shadow_refused}
     rules = {**dict.fromkeys(shadows, Traffic()), **stats.rules}
     if query.get("only") == "shadow":
@@ -84,17 +84,18 @@ async def part(service: Service, query: Query) -> Variables:
         _traffic(service, query, rule, route), service.clients(), service.published()
     )
     limits = service.limiter.limits()
-    who, events = "Client", list[LoggedEvent]()
+    who = "Client"
     if kinds_of(published).get(rule, "") not in _OF_CLIENTS:
         who, ranking = "Key", await service.keys()
+    shadowed = []
     if rule in shadow_rules(limits):
-        events = await service.events()
+        shadowed = _shadowed(await service.events(), rule)
     return {
         **traffic,
         "limits": limits_by_rule(limits).get(rule, ""),
         "who": who,
         "members": _members(ranking, rule, route),
-        "shadowed": _shadowed(events, rule),
+        "shadowed": shadowed,
     }
 
 
@@ -110,7 +111,7 @@ def _members(ranking: Ranking, rule: str, route: str) -> list[tuple[int, int, st
 
 
 def _shadowed(events: Iterable[LoggedEvent], rule: str) -> list[tuple[str, int]]:
-    """Return whom a rule would have refused in shadow, and how often, among the latest events."""
+    """Return the keys that a rule in shadow would have refused, and how often, among the latest events."""
     keys = [
         event.details["key"] for event in events if event.kind == "shadow_refused" and event.details["rule"] == rule
     ]
@@ -146,7 +147,7 @@ async def bans(service: Service, query: Query) -> Variables:
     """Return the bans, what operators have done, and events."""
     in_force, history, events = await together(service.bans(query.get("q", "")), service.history(), service.events())
     rows = _ordered(in_force.newest, query, ("since_us", "until_us", "level", "key", "reason", "by"))
-    listed = [event for event in events if event.kind not in NO_EVENTS]
+    listed = [event for event in events if event.kind not in _UNLISTED]
     return {"bans": in_force, "rows": rows[:MAX_ROWS], "history": history, "events": grouped(listed)[:MAX_ROWS]}
 
 

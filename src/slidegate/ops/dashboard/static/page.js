@@ -1,7 +1,7 @@
 // Refreshes the page: fetches it every two seconds and writes only what has changed. All works without it.
 
 const EVERY_MS = 2000;
-const TOLD_MS = 15000;
+const NOTICE_MS = 15000;
 const THEMES = ["system", "light", "dark"];
 const root = document.documentElement;
 let main, state;
@@ -34,11 +34,11 @@ async function refresh() {
 }
 
 async function poll() {
-  const now = await refresh().catch(() => "No connection");
-  if (state.textContent !== now) state.textContent = now;
-  state.dataset.state = now.split(" ")[0].toLowerCase();
+  const status = await refresh().catch(() => "No connection");
+  if (state.textContent !== status) state.textContent = status;
+  state.dataset.state = status.split(" ")[0].toLowerCase();
   // Signed out, each further request would open a dialog.
-  if (now !== "Signed out") setTimeout(poll, EVERY_MS);
+  if (status !== "Signed out") setTimeout(poll, EVERY_MS);
 }
 
 const keyOf = (node) => node.dataset?.key;
@@ -101,13 +101,13 @@ addEventListener("DOMContentLoaded", () => {
   document.getElementById("zone").textContent = Intl.DateTimeFormat().resolvedOptions().timeZone;
   label();
   localize(main);
-  // What is told after a change leaves, and is not told again when the page is loaded anew.
+  // The notice of a change goes after a while, and does not come back when the page is loaded again.
   const made = document.getElementById("made");
   if (made) {
     const address = new URL(location);
     address.searchParams.delete("done");
     history.replaceState(null, "", address);
-    setTimeout(() => made.remove(), TOLD_MS);
+    setTimeout(() => made.remove(), NOTICE_MS);
   }
   poll();
 });
