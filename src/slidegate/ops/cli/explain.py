@@ -10,7 +10,7 @@ import click
 
 from ... import Limiter
 from ..explain import NOT_LISTED, Facts, facts_of
-from ..facts import EVERY, Fact
+from ..facts import EVERY, Fact, joined
 from ..rows import key_of, row_of_ban, row_of_window, seconds, span_of
 from .bans import compare_secrets
 from .main import UNKNOWN, Answer, NoAnswer, asking, program, table, time_of, with_value
@@ -139,11 +139,11 @@ def _verdict(facts: Facts) -> str:
         words += f" until {time_of(ceil(until_us / _S))}"
     elif fact.window is not None:
         words += " until one of its requests ends"
-    about = [fact.requests, fact.note]
+    about = joined(fact.requests, fact.note)
     if fact.requests == EVERY:
-        about.remove(EVERY)
-    if any(about):
-        words += f" ({', '.join(filter(None, about))})"
+        about = fact.note
+    if about:
+        words += f" ({about})"
     return words
 
 
