@@ -189,14 +189,11 @@ class Slices:
         for kind, (step_us, _) in STEPS.items():
             name = kind, now_us // step_us
             counts: Any = of_clients.get(kind, series)
-            slice_ = self.current.get(name)
+            current[name] = self.current.get(name, type(counts)())
             if counts:
-                slice_ = slice_ or type(counts)()
                 with self._lock:
-                    slice_.add(counts)
-                self._unwritten[name] = slice_
-            if slice_ is not None:
-                current[name] = slice_
+                    current[name].add(counts)
+                self._unwritten[name] = current[name]
         self.current = current
 
     async def write(self) -> None:
