@@ -111,8 +111,11 @@ class Page:
         """Return the numbers beside the names of views: of refused clients, of bans, of findings and changes."""
         service = self._service
         clients, bans, changes = await together(service.clients(), service.bans(), service.overrides())
-        findings = len(service.findings()) + len(changes)
-        return {"clients": len(clients.refused), "bans": len(bans.all), "configuration": findings}
+        return {
+            "clients": len(clients.refused),
+            "bans": len(bans.all),
+            "configuration": len(service.findings()) + len(changes),
+        }
 
     async def _notice(self, query: Query) -> str:
         """Return the text about the change that was made just before; empty without one."""

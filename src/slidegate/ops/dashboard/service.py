@@ -198,12 +198,12 @@ class Service:
 
     async def banned(self, clients: Iterable[ClientTraffic], bans: Bans) -> set[str]:
         """Return the keys of those clients that a ban refuses."""
-        banned = set()
+        keys = set()
         for client in clients:
             if bans.refusing(self.limiter, client.key) is not None:
-                banned.add(client.key)
+                keys.add(client.key)
             await checkpoint()  # a look-up takes up to half a millisecond
-        return banned
+        return keys
 
     async def client(self, text: str) -> Client:
         """Return what there is to know of a client.
