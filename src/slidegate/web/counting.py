@@ -26,11 +26,11 @@ from .visit import Visit
 from .waiting import Waiting
 
 
-class _Asked(NamedTuple):
-    """What a rule with functions reads of a request: nothing if its key function excepts it.
+class _Charges(NamedTuple):
+    """What a rule with functions charges a request: nothing if its key function excepts it.
 
     Attributes:
-        checks: What is charged.
+        checks: The checks.
         unlimited: The key, if its limits function says that it has no limit.
     """
 
@@ -59,7 +59,7 @@ class Counting:
         self._signals = signals
 
     async def decide(self, visit: Visit) -> Decision:
-        """Decide a request that not limits alone decide.
+        """Decide a request whose plan is not direct.
 
         Lists come first, as they are free; honeypots before limits.
         """
@@ -91,16 +91,16 @@ class Counting:
         if plan.calls_functions:
             checks: list[Check] = []
             for bound in plan.limiting:
-                asked = await self._ask(bound, visit, at_endpoint)
-                checks += asked.checks
+                charges = await self._charges_of(bound, visit, at_endpoint)
+                checks += charges.checks
                 # A ban of a key holds where a rule reads it, also if the rule counts nothing of the request.
-                subjects = self._signals.joined(subjects, asked.unlimited)
+                subjects = self._signals.joined(subjects, charges.unlimited)
         else:
             checks = plan.checks(scope, visit.client.key)
         if at_endpoint is not None:
-            if self._signals.keyed:  # the user may be known by now
+            if self._signals.keyed:  # a dependency may have set the user since
                 subjects = self._signals.with_keys(subjects, scope, visit.client.key)
-            checks = _left_at_endpoint(visit, checks)
+            checks = _uncharged_at_endpoint(visit, checks)
             if not checks and subjects is visit.client.subjects:  # no other key may be banned
                 return plan.verdict
         if not checks and not self._engine.store.bans.may_refuse():  # nothing to ask
@@ -123,13 +123,13 @@ class Counting:
             scope: The scope at the endpoint.
         """
         client = visit.client
-        checks = _left_at_endpoint(visit, plan.checks(scope, client.key))
+        checks = _uncharged_at_endpoint(visit, plan.checks(scope, client.key))
         if not checks:
             return plan.verdict
         return self._engine.hit(checks, client.subjects)
 
-    async def _ask(self, bound: BoundRule, visit: Visit, at_endpoint: HTTPConnection | None) -> _Asked:
-        """Return what a rule reads of a request, calling its functions if it has some."""
+    async def _charges_of(self, bound: BoundRule, visit: Visit, at_endpoint: HTTPConnection | None) -> _Charges:
+        """Return what a rule charges a request, calling its functions if it has some."""
         rule, charging, ask = bound.rule, bound.rule.charging, self._calls.ask
         request = request_of(visit, at_endpoint)
         bucket, cost = bound.bucket, charging.cost
@@ -137,16 +137,16 @@ class Counting:
             bucket = await ask(rule, request, "limits", charging.limits_function, bound.with_limits, bucket)
         key = bound.key_of(request.scope, visit.client.key)
         if bound.key_function is not None:
-            found: str | None = await ask(rule, request, "key", bound.key_function, self._calls.checked_key, key)
-            if found is None:
-                return _Asked()
-            key = found or key
+            returned: str | None = await ask(rule, request, "key", bound.key_function, self._calls.checked_key, key)
+            if returned is None:
+                return _Charges()
+            key = returned or key
         if bucket is None and bound.permits is None:
-            return _Asked(unlimited=(key,))
+            return _Charges(unlimited=(key,))
         if charging.cost_function is not None:
             cost = await ask(rule, request, "cost", charging.cost_function, whole_cost, cost)
             cost = _capped(cost, charging.cost_max, bucket)
-        return _Asked([(charged, key, units) for charged, units in bound.charges_of(bucket, cost)])
+        return _Charges([(charged, key, units) for charged, units in bound.charges_of(bucket, cost)])
 
     # -- conditions and shadow rules -----------------------------------------------------------------------------------
 
@@ -180,19 +180,20 @@ class Counting:
     ) -> None:
         """Count an admitted request under shadow rules, and report those that would have refused it."""
         for bound in shadows:
-            asked = await self._ask(bound, visit, at_endpoint)
-            checks = [*asked.checks]
+            charges = await self._charges_of(bound, visit, at_endpoint)
+            checks = [*charges.checks]
             for earlier, _ in visit.observed:
                 checks = uncharged(earlier, checks)
             if not checks:
                 continue
             decision = await answer_of(self._engine.hit(checks, ()))
-            label, key = "", checks[0][1]
+            label = ""
             if not decision.allowed and decision.reason is not Reason.BANNED:
                 label = bound.rule.label
-            for one in visit.visits():
-                one.observed = (*one.observed, (checks, label))
+            for around in visit.visits():
+                around.observed = (*around.observed, (checks, label))
             if label:
+                key = checks[0][1]
                 message = f"rule {label!r} would have refused {key}"
                 self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
                 self._engine.observers.report_exceeded(decision, self._engine.monotonic_us())
@@ -207,8 +208,8 @@ def _capped(cost: int, cost_max: int | None, bucket: Bucket | None) -> int:
     return cost
 
 
-def _left_at_endpoint(visit: Visit, checks: list[Check]) -> list[Check]:
-    """Return the checks of an endpoint without what the request has passed before, which is not charged again."""
+def _uncharged_at_endpoint(visit: Visit, checks: list[Check]) -> list[Check]:
+    """Return the checks of an endpoint without what the request was charged before, which is not charged again."""
     for decision in visit.own:
         if decision.allowed and decision.checks:
             checks = uncharged(decision.checks, checks)
@@ -223,12 +224,12 @@ def uncharged(earlier: Sequence[Check], checks: list[Check]) -> list[Check]:
     charged: dict[object, int] = {}
     for check in earlier:  # in which no window is twice
         charged[windows_of(check)] = check[2]
-    left: list[Check] = []
+    missing: list[Check] = []
     for check in checks:
         bucket, key, cost = check
         before = charged.get(windows_of(check))
         if before is None:
-            left.append(check)
+            missing.append(check)
         elif cost > before:
-            left.append((bucket, key, cost - before))
-    return left
+            missing.append((bucket, key, cost - before))
+    return missing

@@ -124,7 +124,7 @@ class Release(Effect):
 class ReportRefusal(Effect):
     """Reports the refusal of a request by a limit at its endpoint, if it stands when the response starts.
 
-    An application may catch a refusal and go on; then nobody was refused.
+    An application may catch a refusal and go on; then none is reported.
 
     Args:
         refusals: Reports refused requests.
@@ -170,8 +170,8 @@ class Report(Effect):
     def begin(self, visit: Visit) -> None:
         """Note when a request arrives, unless a middleware around this one reports it."""
         if visit.outer is not None:
-            for effect in [effect for outer in visit.visits() for effect in outer.effects]:
-                if isinstance(effect, Report) and effect._engine is self._engine:
+            for outer in visit.outer.visits():
+                if any(isinstance(effect, Report) and effect._engine is self._engine for effect in outer.effects):
                     return
         visit.began_ns = self._clock.monotonic_ns()
         visit.effects = (self, *visit.effects)

@@ -98,7 +98,7 @@ class Visit:
     banned_us = 0
     """The length of the longest ban that a refusal of the request has caused."""
     has_left = False
-    """Whether the client has left while the request waited, here or within, so that nobody was refused."""
+    """Whether the client has left while the request waited, here or within: no refusal is reported then."""
 
     def __init__(self, policy: Any, scope: Scope, receive: Receive, send: Send, client: Client, plan: Plan) -> None:
         self.policy = policy
@@ -131,8 +131,8 @@ class Visit:
         if outer.shared is None:
             outer.shared = [(outer.policy, decision) for decision in outer.own]
         # Without those of an earlier try within: a retry or a fallback is a new request for this middleware.
-        around = [one.policy for one in outer.visits()]
-        outer.shared[:] = [decided for decided in outer.shared if decided[0] in around]
+        around = [visit.policy for visit in outer.visits()]
+        outer.shared[:] = [(policy, decision) for policy, decision in outer.shared if policy in around]
         self.outer, self.shared, self.rendered = outer, outer.shared, None
 
     def visits(self) -> Iterator[Visit]:
@@ -161,10 +161,10 @@ class Visit:
     @property
     def refusal(self) -> Decision | None:
         """The refusal of this middleware that stands: nothing has decided the request again after it."""
-        if not self.own or self.own[-1].allowed:
+        if not self.own:
             return None
         last = self.own[-1]
-        if self.shared is not None and self.shared[-1][1] is not last:
+        if last.allowed or self.decisions[-1][1] is not last:
             return None
         return last
 
@@ -184,11 +184,10 @@ class Visit:
                 "function of a rule"
             )
         last = decisions[-1]
-        if last.readings or not last.allowed:
-            return last
-        for decision in reversed(decisions):
-            if decision.readings and decision.allowed:
-                return decision
+        if last.allowed:
+            for decision in reversed(decisions):
+                if decision.readings and decision.allowed:
+                    return decision
         return last
 
     @property
@@ -203,20 +202,20 @@ class Visit:
             decision: The decision.
             rendered: What the fields of all decisions with its checks have in common; None if that is not known.
         """
-        standing = self.own
-        if standing and not standing[-1].allowed:  # it was caught, and the response does not tell of it
-            standing = standing[:-1]
+        earlier = self.own
+        if earlier and not earlier[-1].allowed:  # the application caught this refusal, so no field shows it
+            earlier = earlier[:-1]
         self.needed, self.rendered = None, rendered
-        for one in standing:
-            if one.readings:
-                self.rendered = None  # the response tells of several
-        self.own = (*standing, decision)
+        for admission in earlier:
+            if admission.readings:
+                self.rendered = None  # the fields show several decisions
+        self.own = (*earlier, decision)
         if self.shared is not None:
             self.rendered = None
             self.shared.append((self.policy, decision))
 
     def need(self, fields: Fields) -> None:
-        """Add the fields that the last decision, a refusal, needs to the response, whoever makes it."""
+        """Add the fields that the last decision, a refusal, needs; also to the answer of an exception handler."""
         self.needed = fields
         if self.rendered is None:
             return
@@ -246,19 +245,19 @@ class Visit:
     def _with_all_fields(self, message: Message) -> Message:
         """Return it with the fields of the decisions, and with those of a refusal that an application answers.
 
-        The middleware around this one, whose turn comes next, takes note of the names that stand in it.
+        The middleware around this one, which adds its own fields next, gets the names that are in use.
         """
         names = self.taken
         refusal = self.refusal
-        named: list[Decision] = []
-        for one in self.own:
-            if one.readings and (one.allowed or one is refusal):
-                named.append(one)
-        if named:
-            shown = joined(named)
-            rendered = self.plan.headers.of(shown.checks, self.taken)
-            message = rendered.added_to(message, shown)
-            names = (*names, *rendered.names_in(shown))
+        limiting: list[Decision] = []
+        for decision in self.own:
+            if decision.readings and (decision.allowed or decision is refusal):
+                limiting.append(decision)
+        if limiting:
+            summary = joined(limiting)
+            rendered = self.plan.headers.of(summary.checks, self.taken)
+            message = rendered.added_to(message, summary)
+            names = (*names, *rendered.names_in(summary))
         if self.outer is not None:
             self.outer.taken, self.outer.rendered = names, None
         if refusal is not None and self.needed and message["type"].endswith("http.response.start"):
