@@ -42,7 +42,7 @@ from .keys import Key, check_token
 UNKNOWN_PEER: Final = "unknown-peer"
 """The key of all requests for which the server names no peer, for example on a Unix socket."""
 LOCATED_KEY: Final = "slidegate.located"
-"""The scope key of the addresses that were determined at the entrance, by key; see `Client.beside`."""
+"""The scope key of the addresses that were determined at the entrance, by key; `KeyedClients` writes it."""
 UNIX: Final = "unix"
 """The entry among trusted proxies that represents peers without an address."""
 

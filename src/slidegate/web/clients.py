@@ -99,18 +99,18 @@ class Clients:
         self._subjects_of = subjects_of
         self._needs_peers = self._blocklist is not None or has_policies
         self._peers_named = False
-        self._known: dict[object, Client] = {}
+        self._clients: dict[object, Client] = {}
 
     def of(self, scope: Scope) -> Client:
         """Return the client of a request."""
         try:
-            return self._known[scope["client"][0]]
+            return self._clients[scope["client"][0]]
         except (TypeError, LookupError):  # a new one, no peer, or none that is a text
             return self._determine(scope, peer_of(scope))
 
     def forget(self) -> None:
         """Determine all clients anew, because a list has changed."""
-        self._known.clear()
+        self._clients.clear()
         if self._blocklist is not None:
             self._blocklist.report_spared()
 
@@ -129,7 +129,7 @@ class Clients:
             verdict = GONE
         client = Client(key, self._subjects_of(key, address), verdict)
         if memo_key is not None:
-            remember(self._known, memo_key, client, MANY)
+            remember(self._clients, memo_key, client, MANY)
         return client
 
     def _verdict(self, address: Address | None) -> Decision | None:
@@ -152,25 +152,25 @@ class ClientsBehindProxies(Clients):
     def of(self, scope: Scope) -> Client:
         """See `Clients.of`."""
         header = self.address.header
-        found: Any = None
+        forwarded: Any = None
         for name, value in scope["headers"]:  # faster than to make a dict of them
             if name == header:
-                if found is not None:
-                    found = field_value(scope, header).encode("latin-1")  # several lines, which are one list
+                if forwarded is not None:
+                    forwarded = field_value(scope, header).encode("latin-1")  # several lines, which are one list
                     break
-                found = value
+                forwarded = value
         try:
-            return self._known[scope["client"][0], found]
+            return self._clients[scope["client"][0], forwarded]
         except (TypeError, LookupError):  # a new one, no peer, or none that is a text
-            if found is not None:
-                found = bytes(found)  # Starlette reads a bytearray as well
-            memo_key = self._memo_key(scope, found)
-        client = self._known.get(memo_key)
+            if forwarded is not None:
+                forwarded = bytes(forwarded)  # Starlette reads a bytearray as well
+            memo_key = self._memo_key(scope, forwarded)
+        client = self._clients.get(memo_key)
         if client is None:
             client = self._determine(scope, memo_key)
         return client
 
-    def _memo_key(self, scope: Scope, found: object) -> object:
+    def _memo_key(self, scope: Scope, forwarded: object) -> object:
         """Return what decides which client a request is from: the peer, and the value of the header; None if unknown.
 
         Requests without a peer come from the trusted proxy on a Unix socket, or they are refused, which depends on what
@@ -178,10 +178,10 @@ class ClientsBehindProxies(Clients):
         """
         host = peer_of(scope)
         if host is not None:
-            return host, found
+            return host, forwarded
         if scope.get("client") is not None or may_be_gone(scope):
             return None
-        return None, found
+        return None, forwarded
 
 
 class FollowingClients:
@@ -195,15 +195,15 @@ class FollowingClients:
     def __init__(self, clients: Clients, files: Sequence[FollowedFile]) -> None:
         self._clients = clients
         self._files = files
-        self._read = 0
+        self._generation = 0
 
     def of(self, scope: Scope) -> Client:
         """See `Clients.of`."""
         for file in self._files:
             file.check_if_due()
-        read = sum([file.generation for file in self._files])
-        if read != self._read:
-            self._read = read
+        generation = sum([file.generation for file in self._files])
+        if generation != self._generation:
+            self._generation = generation
             self._clients.forget()
         return self._clients.of(scope)
 

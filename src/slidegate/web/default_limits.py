@@ -35,7 +35,7 @@ class DefaultLimits:
         limits: The limits, applied to each route separately, or a function of the request that returns them.
         key: What they count by.
         app: The application behind the middleware.
-        own_id: What the names of their buckets begin with.
+        prefix: What the names of their buckets begin with.
         bind: Returns a rule with its buckets, which have the given name.
 
     Attributes:
@@ -50,14 +50,14 @@ class DefaultLimits:
         limits: Limits | LimitsFunction,
         key: Key | KeyFunction | None,
         app: object,
-        own_id: str,
+        prefix: str,
         bind: Callable[[Rule, str], BoundRule],
     ) -> None:
         try:
             self.rule = Rule("*", limits, key=key)
         except ConfigurationError as error:
             raise ConfigurationError(error.text, "default_limits") from None
-        self._own_id = own_id
+        self._prefix = prefix
         self._app = app
         self._bind = bind
         self._bound: dict[str, BoundRule] = {}
@@ -75,12 +75,11 @@ class DefaultLimits:
         route = reach(app, scope)
         if route is None:
             return [self.of()], False
+        bound: list[BoundRule] = []
         if EXEMPT_MARK not in getattr(route.endpoint, "__dict__", ()):
             bound = [self.of(route.label)]
         elif is_ambiguous(scope["path"]):  # it may lead to another endpoint, so it is not exempt
             bound = [self.of()]
-        else:
-            bound = []
         return bound, self._is_by_path
 
     def of(self, name: str = NO_ROUTE) -> BoundRule:
@@ -89,6 +88,6 @@ class DefaultLimits:
         if bound is None:
             rule = copy(self.rule)
             rule.label = label_of([f"{OF_ROUTE}{name}"])
-            bound = self._bind(rule, f"{self._own_id}{name}")
+            bound = self._bind(rule, f"{self._prefix}{name}")
             remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
         return bound

@@ -138,27 +138,15 @@ class RateLimitMiddleware(FailsAtStartup):
         enabled: bool = True,
         name: str | None = None,
     ) -> None:
-        given: dict[str, Any] = {
-            "limits": limits,
-            "rules": rules,
-            "default_limits": default_limits,
-            "key": key,
-            "limiter": limiter,
-            "client": client,
-            "blocklist": blocklist,
-            "allowlist": allowlist,
-            "bans": bans,
-            "on_refused": on_refused,
-            "headers": headers,
-            "messages": messages,
-            "name": name,
-        }
+        options: dict[str, Any] = {**locals()}  # as they were given
+        for argument in ("self", "app", "enabled"):
+            del options[argument]
         self.app = app
         if self.is_built:  # Starlette builds its stack again, see `broken`
             return
-        self.begin_with(Policy(app, **given), enabled)
+        self.begin_with(Policy(app, **options), enabled)
         if limiter is None or self.policy.names.has_unnamed:  # it counts apart from others
-            self.given = tuple(given.values())
+            self.given = tuple(options.values())
             self.policy.inspection.of_building(self.policy, self)
         self.limiter.engine.register(self)
         self.is_built = True
@@ -191,7 +179,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def limits_by_name(self) -> list[NamedLimit]:
         """Return the limits that operators can change."""
-        return [one for bound in self.policy.rules.bound() for one in bound.named]
+        return [limit for bound in self.policy.rules.bound() for limit in bound.named]
 
     def published(self) -> Iterable[PublishedRule]:
         """Return what other workers, and tools, may know of its rules; nothing if it is switched off in code."""
@@ -325,7 +313,7 @@ class RateLimitMiddleware(FailsAtStartup):
             await self.app(scope, receive, send)
             return
         policy = self.policy
-        # What the application may call finds a client and a decision.
+        # For `client_key`, `decision_of` and the like within the application.
         visit = Visit(policy, scope, receive, send, policy.clients.of(scope), policy.rules.nothing)
         visit.add_decision(DISABLED, None)
         try:

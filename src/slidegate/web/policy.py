@@ -50,7 +50,7 @@ class Policy:
         names: The names of the buckets.
         headers: Writes header fields.
         rules: The rules, and the plans of requests.
-        counting: Makes and charges the checks of requests.
+        counting: Decides requests, and charges their checks.
         refusals: Reports and answers refused requests.
         report: Reports outcomes.
         messages: The bucket that counts messages of websockets; None if they have no limits.
@@ -143,7 +143,7 @@ class Policy:
 
 
 def _follow_lists(lists: Mapping[str, Networks | None]) -> Iterator[FollowedFile]:
-    """Tell the files behind the lists of a middleware what they are used for, and yield them.
+    """Register the use of the files behind the lists of a middleware, and yield them.
 
     Raises:
         ConfigurationError: One of them covers nearly everybody.
@@ -162,13 +162,13 @@ def _clients(
     files: Sequence[FollowedFile],
 ) -> AnyClients:
     """Return what determines the clients of requests: the simplest that the options allow."""
-    one = Clients
+    kind = Clients
     if address.trusted:
-        one = ClientsBehindProxies
-    own = one(address, blocklist, allowlist, signals.subjects_of, bool(signals.ban_policies))
-    clients: AnyClients = own
+        kind = ClientsBehindProxies
+    remembered = kind(address, blocklist, allowlist, signals.subjects_of, bool(signals.ban_policies))
+    clients: AnyClients = remembered
     if files:
-        clients = FollowingClients(own, files)
+        clients = FollowingClients(remembered, files)
     if signals.keyed:
         clients = KeyedClients(clients, signals.with_keys, signals.addresses)
     return clients

@@ -51,9 +51,9 @@ def all_rules(
         )
     if limits is not None:
         return [Rule("*", limits, key=key)]
-    listed = list(rules or ())
+    rules = list(rules or ())
     by_identity: dict[str, Rule] = {}
-    for rule in listed:
+    for rule in rules:
         if not rule.counts:
             continue
         if rule.identity in by_identity:
@@ -62,8 +62,8 @@ def all_rules(
             raise ConfigurationError(f"{both} would share one bucket; {advice}", "rules")
         by_identity[rule.identity] = rule
     if key is None:
-        return listed
-    return [rule.keyed(key) for rule in listed]
+        return rules
+    return [rule.keyed(key) for rule in rules]
 
 
 class RuleSet:
@@ -126,9 +126,8 @@ class RuleSet:
         self._anywhere = {index for index, bound in enumerate(self.own) if not bound.paths}
         self._index = PathIndex([(path, index) for index, bound in enumerate(self.own) for path in bound.paths])
         # One plan for all, if nothing about a request matters but whether it is a preflight.
-        self._is_one_plan = False
-        if self.defaults is None and honeypots is None:
-            self._is_one_plan = all(rule.matching.is_everything for rule in rules)
+        depends_on_path = self.defaults is not None or honeypots is not None
+        self._is_one_plan = not depends_on_path and all(rule.matching.is_everything for rule in rules)
         self.always: Plan | None = None
         self.restart()
 
@@ -241,9 +240,9 @@ class RuleSet:
 
     def plan_of_endpoint(self, rule: Rule, identity: str) -> Plan:
         """Return the plan for a limit at an endpoint; one with the name of a rule has the limits of that rule."""
-        namesake = next((bound for bound in self.own if bound.identity == identity and bound.rule.counts), None)
-        if namesake is not None:
-            rule = rule.limited_as(namesake.rule)
+        for namesake in self.own:
+            if namesake.identity == identity and namesake.rule.counts:
+                rule = rule.limited_as(namesake.rule)
         return self.plan_of((Met(self.bind(rule, identity), False),), (), Traits())
 
     def differing(self, rule: Rule, identity: str, where: str) -> str:
@@ -326,8 +325,10 @@ def _ends(bound: BoundRule, method: object, texts: Texts) -> bool:
     path.
     """
     action, methods = bound.rule.action, bound.rule.matching.methods
-    if action.blocks or not action.is_final:
-        return action.blocks
+    if action.blocks:
+        return True
+    if not action.is_final:
+        return False
     if methods is not None and not (isinstance(method, str) and method in methods):
         return False
     if not bound.paths:

@@ -32,8 +32,15 @@ UNFINISHED: Final = BaseException("the application has returned before its respo
 """Stands for what is no exception where effects end: nothing was raised, and there was no last message."""
 CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
-_BODIES: Final = ("http.response.body", "http.response.pathsend", "http.response.zerocopysend")
-_LASTS: Final = frozenset((*_BODIES, "websocket.http.response.body", "websocket.close"))
+_LASTS: Final = frozenset(
+    {
+        "http.response.body",
+        "http.response.pathsend",
+        "http.response.zerocopysend",
+        "websocket.http.response.body",
+        "websocket.close",
+    }
+)
 """The messages that end a response, unless more of the body follows. Trailers come after the end."""
 UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)
 """Why nothing at all counts a request."""

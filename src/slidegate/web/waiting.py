@@ -66,15 +66,15 @@ class Waiting:
         async def ask() -> Decision:
             return await answer_of(self._engine.hit(checks, subjects))
 
-        found = _queue_of(rules, checks)
-        if found is None:  # no rule that lets it wait counts this request
+        queue = _queue_of(rules, checks)
+        if queue is None:  # no rule that lets it wait counts this request
             return await ask()
-        bound, name = found
+        bound, name = queue
         tenant, fair = "", bound.rule.charging.fair
         if fair is not None:
             tenant = await self._tenant(bound, fair, visit, at_endpoint)
         if self._queues.is_queued(name):
-            # It joins without having asked; whom a ban or another limit refuses takes no place from others.
+            # It joins at once, unless a ban or another limit refuses it: then it takes no place from others.
             decision = await answer_of(self._engine.peek(checks, subjects))
             if is_too_late(decision, bound.rule.charging.wait_us):
                 return decision
@@ -100,7 +100,7 @@ class Waiting:
             bound: The rule.
             name: The name of the queue.
             tenant: The tenant of the request, if the rule is fair.
-            refused: The refusal of the request; None for one that joins a queue without having asked.
+            refused: The refusal of the request; None if it joins a queue at once.
             ask: Asks the store.
         """
         channel = _reading_ahead(visit)
@@ -116,8 +116,8 @@ class Waiting:
         )
         if not channel.is_gone():
             return decision
-        for one in visit.visits():
-            one.has_left = True
+        for around in visit.visits():
+            around.has_left = True
         if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
             visit.send_on = send_nobody
         await self._engine.refund(decision.begin_refund())
@@ -130,10 +130,10 @@ class Waiting:
         client_key = visit.client.key
         request = request_of(visit, at_endpoint)
         if isinstance(fair, Key):
-            found = fair.find(bound.routed(request.scope), self._limiter, client_key)
-            if found == client_key and not any(isinstance(key, ClientAddress) for key in parts_of(fair)):
+            tenant = fair.find(bound.routed(request.scope), self._limiter, client_key)
+            if tenant == client_key and not any(isinstance(key, ClientAddress) for key in parts_of(fair)):
                 return ""  # a request without the value
-            return found
+            return tenant
         return await self._calls.ask(bound.rule, request, "fair", fair, self._calls.checked_key, None) or ""
 
 
@@ -166,7 +166,7 @@ def _queue_of(rules: Sequence[BoundRule], checks: Sequence[Check]) -> tuple[Boun
     for bound in rules:
         for bucket, key, _ in checks:
             if bucket.name == bound.identity:
-                return bound, (bucket.name, key)
+                return bound, (bound.identity, key)
     return None
 
 
