@@ -1,4 +1,4 @@
-"""Looks for the findings about a middleware, at its start and in its first requests."""
+"""When each finding about a middleware is looked for, and what its first requests show."""
 
 from __future__ import annotations
 
@@ -23,40 +23,48 @@ from . import routes, settings
 _OF_PROXIES: Final = (b"x-forwarded-for", b"forwarded")
 _NAMING: Final = (
     *_OF_PROXIES,
-    *(b"x-real-ip", b"x-client-ip", b"cf-connecting-ip", b"true-client-ip", b"fastly-client-ip", b"fly-client-ip"),
-    *(b"x-original-forwarded-for", b"x-vercel-forwarded-for", b"x-envoy-external-address"),
+    b"x-real-ip",
+    b"x-client-ip",
+    b"cf-connecting-ip",
+    b"true-client-ip",
+    b"fastly-client-ip",
+    b"fly-client-ip",
+    b"x-original-forwarded-for",
+    b"x-vercel-forwarded-for",
+    b"x-envoy-external-address",
 )
 """The header fields in which proxies, CDNs and frontend servers name the client."""
 _FIRST: Final = 100
 """How many requests are counted by their clients."""
 _NEARLY_ALL: Final = 90
-"""If one client has sent this many of them, all count as its own; a health check may come from elsewhere."""
+"""How many of them one client must send; a health check may come from elsewhere."""
 _MANY_NAMES: Final = 20
-"""If its requests name this many clients, that is no coincidence."""
+"""How many different clients these must name."""
 
 
 def of_settings(policy: Policy, off_by: str) -> None:
-    """Inspect the settings; `off_by` is the one that switches the middleware off, or empty."""
+    """Look at the settings; `off_by` is the one that switches the middleware off, or empty."""
     if off_by:
         text = f"slidegate is switched off ({off_by}): every request passes"
         policy.findings.report([Finding("SG110", f"{text}; if that is not intended, remove this setting")])
 
 
 def of_building(policy: Policy, middleware: Any) -> None:
-    """Inspect how a middleware is built, if it counts separately from others."""
+    """Look at how a middleware is built, if it counts apart from others."""
     policy.findings.report(settings.about_building(middleware))
 
 
 def of_rules(policy: Policy) -> None:
-    """Inspect what needs no application: the processes, and the order of the rules."""
+    """Look at what needs no application: its processes, and the order of the rules."""
     policy.findings.report(settings.about_workers(policy.limiter))
     policy.findings.report(routes.about_order(policy.rules))
 
 
 def of_routes(policy: Policy, app: object, routed_app: object) -> None:
-    """Inspect the rules and the routes, when the application starts.
+    """Look at the rules and the routes, when the application starts.
 
     Args:
+        policy: The policy of the middleware.
         app: The application that the middleware guards.
         routed_app: The application behind it, or if its routes are hidden, the one that it belongs to.
     """
@@ -67,7 +75,7 @@ def of_routes(policy: Policy, app: object, routed_app: object) -> None:
 
 
 def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
-    """Inspect one of the first requests; return a `send` that inspects it again when its response starts."""
+    """Look at one of the first requests; return a `send` that looks at it again when its response starts."""
     report = policy.findings.report
     policy.findings.requests_left -= 1
     peer = peer_of(scope)
@@ -88,15 +96,17 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
 
 
 def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
-    """Inspect one of the first requests at an endpoint with a limit.
+    """Look at one of the first requests at an endpoint with a limit.
 
     Args:
+        visit: The request in its middleware.
+        rule: The limit at the endpoint.
         scope: The request at its endpoint.
     """
     policy: Policy = visit.policy
     policy.findings.report(_about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
     if _counts_users(rule) and not _has_user(scope):
-        visit.effects = [*visit.effects, _UserCheck(rule, scope)]
+        visit.effects = [*visit.effects, _LateUser(rule, scope)]
 
 
 # -- one request -------------------------------------------------------------------------------------------------------
@@ -121,11 +131,11 @@ def _about_request(policy: Policy, scope: Scope, client: Client) -> Iterator[Fin
 
 def _about_shared_names(policy: Policy, outer: Visit) -> Iterator[Finding]:
     """Yield the finding about limits that an outer middleware with the same limiter has charged already."""
-    own_names = {bucket.name for bucket in policy.buckets()}
+    own = {bucket.name for bucket in policy.buckets()}
     for other, decision in outer.decisions:
         if other is policy or other.limiter is not policy.limiter:
             continue
-        shared = [bucket for bucket, _, _ in decision.checks if bucket.name in own_names]
+        shared = [bucket for bucket, _, _ in decision.checks if bucket.name in own]
         if shared:
             yield Finding(
                 "SG132",
@@ -158,16 +168,16 @@ def _about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, c
     """Yield the finding about a request that has another peer further inside.
 
     Args:
+        address: How the middleware determines clients.
         peer: The peer when the request came.
         scope: The request at its endpoint, or when its response starts.
-        client_key: The key of its client. Another peer of the same key does no harm.
+        client_key: The key of its client. A peer of the same key does no harm.
     """
     inside = peer_of(scope)
     if not inside or inside == peer:
         return
-    address_inside = read_node(inside)
-    prefixes = address.prefixes
-    if address_inside is None or address_key(*address_inside, prefixes[4], prefixes[6]) != client_key:
+    inner = read_node(inside)
+    if inner is None or address_key(*inner, address.prefixes[4], address.prefixes[6]) != client_key:
         yield Finding(
             "SG104",
             "something inside this middleware reads the proxies: the middleware counts, strikes and bans the address "
@@ -177,7 +187,7 @@ def _about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, c
 
 
 def _about_late_user(policy: Policy) -> Iterator[Finding]:
-    """Yield the finding about rules by user, if the user of a request was set after they counted it."""
+    """Yield the finding about rules by user, if a request has got its user after they counted it."""
     if any(map(_counts_users, [*policy.rules.given, policy.default_rule])):
         yield Finding(
             "SG139",
@@ -187,10 +197,11 @@ def _about_late_user(policy: Policy) -> Iterator[Finding]:
         )
 
 
-class _UserCheck(Effect):
-    """Checks, when the response starts, for a user who was missing when a limit at an endpoint counted by user.
+class _LateUser(Effect):
+    """Looks for a user who was missing when a limit at an endpoint counted by user, when the response starts.
 
     Args:
+        rule: The rule of the limit.
         scope: The request at its endpoint.
     """
 
@@ -199,6 +210,7 @@ class _UserCheck(Effect):
         self._scope = scope
 
     def start(self, visit: Visit, status: object) -> None:
+        """See `Effect.start`."""
         if _has_user(self._scope):
             text = (
                 f"limit {self._label!r} counts by user, but stands in front of the dependency that sets the user, so "
@@ -215,7 +227,7 @@ def _counts_users(rule: Rule | None) -> bool:
 
 
 def _has_user(scope: Scope) -> bool:
-    """Return whether the request has a user, even one who is not logged in; True if that cannot be read."""
+    """Return whether something has set a user, also a user who is not logged in; True if that cannot be read."""
     try:
         return person_of(scope) is not None
     except Exception:
@@ -226,14 +238,14 @@ def _has_user(scope: Scope) -> bool:
 
 
 def _about_one_client(policy: Policy, client_key: str, scope: Scope) -> Iterator[Finding]:
-    """Count a request; yield the finding about its client if nearly all are its own, and name many others."""
-    requests = policy.findings.first
-    naming_fields = [bytes(value) for name, value in scope["headers"] if name in _NAMING]
-    requests.append((client_key, hash(tuple(naming_fields))))
-    if len(requests) != _FIRST or not _counts_addresses(policy):
+    """Yield the finding about one client that sends nearly all requests, which name many; add this one to them."""
+    first = policy.findings.first
+    values = [bytes(value) for name, value in scope["headers"] if name in _NAMING]
+    first.append((client_key, hash(tuple(values))))
+    if len(first) != _FIRST or not _counts_addresses(policy):
         return
-    names_of_client = [names for key, names in requests if key == client_key]
-    if len(names_of_client) >= _NEARLY_ALL and len({*names_of_client}) >= _MANY_NAMES:
+    hashes = [names for key, names in first if key == client_key]
+    if len(hashes) >= _NEARLY_ALL and len({*hashes}) >= _MANY_NAMES:
         yield Finding(
             "SG140",
             f"the first {_FIRST} requests come from one client, {client_key!r}, and their header fields name many: "
@@ -245,5 +257,5 @@ def _about_one_client(policy: Policy, client_key: str, scope: Scope) -> Iterator
 
 def _counts_addresses(policy: Policy) -> bool:
     """Return whether a middleware counts or bans by address; one without rules is there for limits at endpoints."""
-    keys = [row.key for row in published_rules(policy) if row.action in ("limit", "ban")]
+    keys = {row.key for row in published_rules(policy) if row.action in ("limit", "ban")}
     return not keys or "address" in keys

@@ -1,15 +1,16 @@
-"""Findings about rules and routes: rules without effect, paths without routes, and what is in the wrong order.
+"""Findings about rules and routes: rules that never apply, and rules or layers in the wrong order.
 
-The effect of a rule is determined by matching examples of its requests. They are of every kind that another rule could
-take from it: paths of several lengths for a parameter with slashes, and a method that no rule names for
+`RuleSet.met` tells what a rule does, for examples of its requests. They are of every kind that another rule could take
+from it: paths of several lengths for a parameter with slashes, and a method that no rule names for
 rules of all methods.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 from ..core.errors import closest
 from ..web.decorators import has_lost_limit
@@ -19,6 +20,7 @@ from ..web.policy import Policy
 from ..web.routes import (
     MountedRoute,
     added_middlewares,
+    attribute_of,
     is_by_path,
     layers,
     mounted_routes,
@@ -45,21 +47,25 @@ def about_order(rule_set: RuleSet) -> Iterator[Finding]:
     if not any(rule.action.is_final for rule in rule_set.given):
         return
     for rule in rule_set.given:
-        examples = [*_matches_of_examples(rule_set, rule)]
-        reaching = [rules for rules in examples if rule in rules]
-        others = {rules[0] for rules in reaching} or {rules[-1] for rules in examples}
-        if len(others) != 1:
+        first: set[Rule] = set()  # the first rules of requests that reach this one
+        last: set[Rule] = set()  # the rules that end the list for the others
+        for rules in _rules_of_examples(rule_set, rule):
+            if rule in rules:
+                first.add(rules[0])
+            else:
+                last.add(rules[-1])
+        if len(first or last) != 1:
             continue
-        above = others.pop()
-        # If a rule does the same as the one that ends the list, nothing is lost.
-        if not reaching and (rule.counts or rule.action != above.action):
+        (above,) = first or last
+        # A rule that does the same as the one that ends the list is not missed.
+        if not first and (rule.counts or rule.action != above.action):
             yield Finding(
                 "SG133",
                 f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends "
                 "the list; write the narrower rule first",
             )
         is_counting = above.counts and above.matching.when is None and not above.action.is_shadow
-        if reaching and rule.action.exempts and is_counting:
+        if first and rule.action.exempts and is_counting:
             yield Finding(
                 "SG134",
                 f"rule {rule.label!r} is exempt, but rule {above.label!r} above it counts its requests all the "
@@ -67,17 +73,17 @@ def about_order(rule_set: RuleSet) -> Iterator[Finding]:
             )
 
 
-def _matches_of_examples(rule_set: RuleSet, rule: Rule) -> Iterator[list[Rule]]:
-    """Yield the rules that match each example of a rule: this one is among them, or the last one ends the list."""
+def _rules_of_examples(rule_set: RuleSet, rule: Rule) -> Iterator[list[Rule]]:
+    """Yield the rules that apply to each example of a rule: this one is among them, or the last one ends the list."""
     matching = rule.matching
-    path_texts = [path.path for path in matching.rule_paths] or ["/{rest:path}"]
-    paths = {filled(path, rest) for path in path_texts for rest in _RESTS}
+    templates = [path.path for path in matching.rule_paths] or ["/{rest:path}"]
+    paths = {filled(template, rest) for template in templates for rest in _RESTS}
     for connection, method, path in product(("http", "websocket"), matching.methods or [_UNLISTED], paths):
         scope = {"type": connection, "method": method, "path": path}
         if matching.allows(connection, method_of(scope)):
-            matches = rule_set.met(scope, (path,))
-            rules = [bound.rule for bound, _ in matches]
-            if rule in rules or is_ended(matches):
+            met = rule_set.met(scope, (path,))
+            rules = [bound.rule for bound, _ in met]
+            if rule in rules or is_ended(met):
                 yield rules
 
 
@@ -92,30 +98,35 @@ def about_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
     for rule in rules:
         if rule.action.blocks:  # for scanners, whose paths have no routes
             continue
-        rule_methods = _USUAL_METHODS & (rule.matching.methods or set())
-        route_methods: set[str] = set()
-        for path in [rule_path.path for rule_path in rule.matching.rule_paths]:
-            matching_routes = routes.matching(path, rule_methods)
-            if not matching_routes:
+        wanted = _USUAL_METHODS & (rule.matching.methods or set())
+        taken: set[str] = set()
+        for rule_path in rule.matching.rule_paths:
+            path = rule_path.path
+            candidates = routes.meeting(path, wanted)
+            if not candidates:
                 yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route; {routes.remedy(path)}")
-            for route in matching_routes:
-                route_methods |= route.methods or rule_methods
-            if ":path}" in path:  # it matches many routes, with any methods
-                route_methods |= rule_methods
-        if rule_methods and route_methods and route_methods.isdisjoint(rule_methods):
-            text = f"rule {rule.label!r} is for {', '.join(sorted(rule_methods))}, which no route of its path takes"
-            yield Finding("SG136", f"{text}; they take {', '.join(sorted(route_methods - {'HEAD'}))}")
+            for route in candidates:
+                taken |= route.methods or wanted
+            if ":path}" in path:  # that of many routes, whatever they take
+                taken |= wanted
+        if wanted and taken and taken.isdisjoint(wanted):
+            text = f"rule {rule.label!r} is for {', '.join(sorted(wanted))}, which no route of its path takes"
+            yield Finding("SG136", f"{text}; they take {', '.join(sorted(taken - {'HEAD'}))}")
 
 
 class _Routes:
-    """The routes of an application."""
+    """The routes of an application.
+
+    Args:
+        app: The application.
+    """
 
     def __init__(self, app: object) -> None:
         self._app = app
         self._routes = mounted_routes(app)
         self._is_by_path = is_by_path(app)  # with a `Host`, a path is not enough
 
-    def matching(self, path: str, methods: Iterable[str] = ()) -> list[MountedRoute]:
+    def meeting(self, path: str, methods: Iterable[str] = ()) -> list[MountedRoute]:
         """Return routes that may take a path: its text decides, or the routers, if they can be asked for this one."""
         if "{" in path or not self._is_by_path:
             return [route for route in self._routes if filled_for_both(path, route.path)]
@@ -124,11 +135,11 @@ class _Routes:
         return [route for route in reached if route is not None]
 
     def remedy(self, path: str) -> str:
-        """Return what to do about a path that no route matches."""
+        """Return what to do about a path that no route meets."""
         tail = path
         while "/" in tail[1:]:
             tail = tail[tail.index("/", 1) :]
-            if not tail.startswith("/{") and self.matching(tail):
+            if not tail.startswith("/{") and self.meeting(tail):
                 return f"rules have no root_path: write {tail!r}"
         others = [route.path for route in self._routes if route.path != path]  # it may be hidden by a mount above it
         return f"write it with the prefix of its router, or remove it{closest(path, others)}"
@@ -168,14 +179,14 @@ def _refuses(policy: Policy) -> bool:
     """Return whether a middleware refuses requests itself, beside limits at endpoints, which are within."""
     if policy.default_rule is not None or policy.blocklist is not None:
         return True
-    parts = [rule.action.is_shadow or rule.action.exempts for rule in policy.rules.given]
-    parts += [ban_policy.shadow for ban_policy in policy.signals.ban_policies.values()]
-    return not all(parts)
+    for rule in policy.rules.given:
+        if not (rule.action.is_shadow or rule.action.exempts):
+            return True
+    return any(not ban_policy.shadow for ban_policy in policy.signals.ban_policies.values())
 
 
 def _is_cors(layer: object) -> bool:
     """Return whether an application is CORSMiddleware, or one that will put it around its routes."""
-    from starlette.middleware.cors import CORSMiddleware  # here, so that importing this package does not import it
-
-    kinds = (type(layer), *(added.cls for added in added_middlewares(layer)))
-    return any(issubclass(kind, CORSMiddleware) for kind in kinds)
+    # An application that uses it has imported it.
+    cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", ())
+    return isinstance(layer, cors) or any(issubclass(added.cls, cors) for added in added_middlewares(layer))

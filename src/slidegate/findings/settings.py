@@ -23,11 +23,11 @@ _SEVERAL: Final = re.compile("0*([2-9]|[1-9][0-9]+)")
 _DIGITS: Final = re.compile(rb"[0-9]+")
 _OFTEN: Final = 3
 _built: Final[WeakSet[Any]] = WeakSet()
-"""The middlewares that exist and count separately."""
+"""The middlewares that live and count apart."""
 
 
 def about_workers(limiter: Limiter) -> Iterator[Finding]:
-    """Yield the finding about several processes that count separately: a setting starts them, or they run."""
+    """Yield the finding about several processes that count apart: a setting starts them, or they run."""
     if not limiter.engine.per_process:
         return
     where = _sibling_workers()
@@ -46,17 +46,18 @@ def _sibling_workers() -> str:
     """Return how many workers of this application this process sees beside it; empty if it sees none.
 
     Workers are children of one process with one command line, but for numbers in it. Only processes that a server has
-    started are compared, so that programs which a shell or a test runner starts are no workers. Only Linux lists
-    them.
+    made are compared, so that programs which a shell or a test runner starts are no workers. Other systems than Linux
+    do not show them.
     """
     processes: Any = sys.modules.get("multiprocessing.process")  # imported in each process that it has started
     is_started = processes is not None and processes.parent_process() is not None
     if not is_started and "gunicorn.arbiter" not in sys.modules:
         return ""
-    parent, own_command, workers = os.getppid(), _command_of(os.getpid()), 0
+    parent, command = os.getppid(), _command_of(os.getpid())
+    workers = 0
     for children in Path(f"/proc/{parent}/task").glob("*/children"):
         for child in children.read_text("ascii").split():
-            workers += _command_of(int(child)) == own_command
+            workers += _command_of(int(child)) == command
     if workers < 2:
         return ""
     return f"{workers} workers below process {parent}"
@@ -73,7 +74,7 @@ def about_building(middleware: Any) -> Iterator[Finding]:
     """Yield the finding about a middleware that a framework builds for each of its routes.
 
     Args:
-        middleware: A `RateLimitMiddleware` that counts separately: its limiter is its own, or its limits have no
+        middleware: A `RateLimitMiddleware` that counts apart from others: its limiter is its own, or its limits have no
             name. The same objects as options mean that one line of code is run again. Starlette builds a middleware
             once for each line, and lines may share a text.
     """
@@ -81,7 +82,7 @@ def about_building(middleware: Any) -> Iterator[Finding]:
         return
     _built.add(middleware)
     if _count_alike(middleware) == _OFTEN:
-        gc.collect()  # some may be unreachable, in cycles
+        gc.collect()  # some may be unused, but in cycles
     if _count_alike(middleware) == _OFTEN:
         yield Finding(
             "SG131",
