@@ -89,11 +89,11 @@ def request_in(scope: Scope) -> HTTPConnection:
     return HTTPConnection(scope)
 
 
-def _is_within_body(given: object) -> bool:
-    """Return whether a function at an endpoint was given a request, and has read a part of the body."""
-    if not isinstance(given, Request):
+def _is_within_body(argument: object) -> bool:
+    """Return whether a function at an endpoint got a request as its argument, and has read a part of the body."""
+    if not isinstance(argument, Request):
         return False
-    channel = given.scope[KEY].active().receive_from
+    channel = argument.scope[KEY].active().receive_from
     return isinstance(channel, BodyReader) and channel.is_within_body
 
 
@@ -120,7 +120,7 @@ class UserCallbacks:
     async def ask(
         self,
         rule: Rule,
-        given: object,
+        argument: object,
         what: str,
         function: Callable[..., object],
         read: Callable[[Any], _T],
@@ -130,7 +130,7 @@ class UserCallbacks:
 
         Args:
             rule: The rule with the function.
-            given: What the function is called with: the status for `count_if`, else the request.
+            argument: What the function is called with: the status for `count_if`, else the request.
             what: The name of the option, which is also a key of `_CONSEQUENCES`.
             function: The function.
             read: Checks and converts what the function returns; it raises if that is invalid.
@@ -141,12 +141,12 @@ class UserCallbacks:
                 rest, so what the client sends would be counted as one body and served as another.
         """
         try:
-            answer: Any = function(given)
+            answer: Any = function(argument)
             if hasattr(answer, "__await__"):
                 answer = await answer
             return read(answer)
         except (Exception, CancelledError) as error:
-            if is_cancellation(error) or _is_within_body(given):
+            if is_cancellation(error) or _is_within_body(argument):
                 raise
             self.report(what, rule.label, error, _CONSEQUENCES[what])
             return default
@@ -165,8 +165,8 @@ class UserCallbacks:
         trace: BaseException | None = error
         if isinstance(error, ConfigurationError):
             trace = None  # its message says it all
-        said = "%s function of rule %r failed, so %s%s: %s"
-        logger.error(said, what, where, consequence, left_out, escaped(safe_text(error)), exc_info=trace)
+        text = "%s function of rule %r failed, so %s%s: %s"
+        logger.error(text, what, where, consequence, left_out, escaped(safe_text(error)), exc_info=trace)
 
 
 def whole_cost(units: Any) -> int:

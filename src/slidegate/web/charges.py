@@ -69,7 +69,7 @@ async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rul
     """
     latest: list[_Charge] = []
     checks: list[Check] = []
-    for charges, more in _asked(request, units, rule, "charge", "units"):
+    for charges, more in _named_charges(request, units, rule, "charge", "units"):
         latest.append(charges[-1])
         checks.append(charges[-1].of(more))
     if not latest:
@@ -104,7 +104,7 @@ async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule
     latest: list[_Charge] = []
     checks: list[Check] = []
     engine: Engine | None = None
-    for charges, units in _asked(request, used, rule, "settle", "used"):
+    for charges, units in _named_charges(request, used, rule, "settle", "used"):
         missing = _settle(charges, units, unused)
         if missing is None:
             continue
@@ -177,10 +177,10 @@ def _settle(charges: Sequence[_Charge], used: int, unused: dict[int, list[Reserv
     return missing
 
 
-def _asked(
+def _named_charges(
     request: HTTPConnection, units: int | Mapping[str, int], rule: str | None, who: str, what: str
 ) -> list[tuple[Sequence[_Charge], int]]:
-    """Return what a request was charged for each rule that a call is about, and the units of the call.
+    """Return what a request was charged for each rule that a call names, and the units of the call.
 
     A rule has several charges if a later one was for what was missing from a larger cost. One that does not count the
     request is left out.
@@ -204,19 +204,19 @@ def _asked(
     if visit is None:
         return []
     counted = _charges_by_rule(visit)
-    asked: list[tuple[Sequence[_Charge], int]] = []
+    named: list[tuple[Sequence[_Charge], int]] = []
     for name, number in by_rule.items():
         if name is None and len(counted) == 1:
             (name,) = counted
         if name in counted:
             latest = counted[name][-1].windows_key
-            asked.append(([charge for charge in counted[name] if charge.windows_key == latest], number))
+            named.append(([charge for charge in counted[name] if charge.windows_key == latest], number))
         elif name is not None or counted:
             _check_uncounted(visit, name, counted, who)
-    if len({charges[-1].policy.limiter for charges, _ in asked}) > 1:
+    if len({charges[-1].policy.limiter for charges, _ in named}) > 1:
         names = ", ".join(map(repr, by_rule))
         raise ConfigurationError(f"{who}: the rules {names} count in different limiters; write one call for each")
-    return asked
+    return named
 
 
 def _charges_by_rule(visit: Visit) -> dict[str, list[_Charge]]:
@@ -241,5 +241,7 @@ def _check_uncounted(visit: Visit, rule: str | None, counted: Iterable[str], who
     if rule in names_above:
         return
     names = ", ".join(map(repr, counted)) or "none"
-    said = f"{names}; name one of them, not {quoted(rule)}{closest(rule, names_above)}"
-    raise ConfigurationError(f"{who}: the rules counted on this request are: {said}")
+    raise ConfigurationError(
+        f"{who}: the rules counted on this request are: {names}; name one of them, not "
+        f"{quoted(rule)}{closest(rule, names_above)}"
+    )

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..limiter.engine import Engine
-from .routes import DEPTH, attribute_of, found_at_name
+from .routes import DEPTH, attribute_of, definition_of
 from .rules import Rule
 
 if sys.version_info >= (3, 14):
@@ -100,10 +100,10 @@ def has_lost_limit(endpoint: Any) -> bool:
         limited = _limited.get(endpoint)
     if limited is None:
         return False
-    named = found_at_name(endpoint)
-    if named is None:
+    definition = definition_of(endpoint)
+    if definition is None:
         return limited() is None
-    return any(inner is endpoint for inner in _wrapped_by(named))
+    return any(inner is endpoint for inner in _wrapped_by(definition))
 
 
 def _wrapped_by(function: Any) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from ..core.arguments import misplaced_option
 from ..core.errors import ConfigurationError
 from .client_ip import ClientAddress
 from .keys import parts_of
-from .routes import found_at_name
+from .routes import definition_of
 from .rule_values import Condition, CostFunction, CountIf, Limits
 from .rules import MAX_LABEL, Rule, printable
 
@@ -90,8 +90,8 @@ def rule_at(limit: Rule, function: Any, endpoint: Any, route: str, path: str) ->
     if rule.name is not None:
         return rule, rule.identity
     rule.label = _label_at(function, endpoint, route)
-    where, is_named = place_of(function)
-    if not is_named:  # others may have this module and name, too: the route tells them apart
+    where = dotted_name(function)
+    if not is_found_by_name(function):  # others may have this module and name, too: the route tells them apart
         where = f"{where} {route or path}"
     return rule, rule.identity_of(f"{where} {spelled(rule)}")
 
@@ -105,9 +105,9 @@ def _label_at(function: Any, endpoint: Any, route: str) -> str:
     words = ["endpoint"]
     if route:
         words.append(route)
-    own = inspect.unwrap(function)
-    if not route or own is not inspect.unwrap(endpoint):
-        words.append(_named(own).__qualname__.rpartition("<locals>.")[2])
+    core = inspect.unwrap(function)
+    if not route or core is not inspect.unwrap(endpoint):
+        words.append(_named(core).__qualname__.rpartition("<locals>.")[2])
     return printable(" ".join(words))[-MAX_LABEL:]
 
 
@@ -116,23 +116,27 @@ def spelled(rule: Rule) -> str:
     function = rule.charging.limits_function
     if function is None:
         return "; ".join(map(str, rule.charging.all_limits))
-    where, is_named = place_of(function)
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if is_named or code is None:
-        return f"by {where}"
-    return f"by {where} in line {code.co_firstlineno}"
+    if code is None or is_found_by_name(function):
+        return f"by {dotted_name(function)}"
+    return f"by {dotted_name(function)} in line {code.co_firstlineno}"
 
 
-def place_of(endpoint: Any) -> tuple[str, bool]:
-    """Return the module and the name of an endpoint, and whether that name leads to it.
+def dotted_name(endpoint: Any) -> str:
+    """Return the module and the name of an endpoint."""
+    definition = _named(inspect.unwrap(endpoint))
+    return f"{definition.__module__}.{definition.__qualname__}"
 
-    It does not for a function that another one makes, for a partial or an instance, nor where a later definition has
+
+def is_found_by_name(endpoint: Any) -> bool:
+    """Return whether its module and its name lead to an endpoint.
+
+    They do not for a function that another one makes, for a partial or an instance, nor where a later definition has
     replaced the function.
     """
     function = inspect.unwrap(endpoint)
-    kind = _named(function)
-    there = found_at_name(kind)
-    return f"{kind.__module__}.{kind.__qualname__}", there is not None and inspect.unwrap(there) is function
+    definition = definition_of(_named(function))
+    return definition is not None and inspect.unwrap(definition) is function
 
 
 def _named(function: Any) -> Any:

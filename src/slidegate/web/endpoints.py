@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator
 from copy import copy
 from functools import cached_property
 from inspect import Parameter, Signature
-from typing import Any, Final, NoReturn, TypeVar, Unpack, overload
+from typing import Any, NoReturn, TypeVar, Unpack, overload
 
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import HTTPConnection
@@ -42,8 +42,6 @@ from .rules import Rule
 from .visit import Visit, active_visit_of
 
 _T = TypeVar("_T", bound=Callable[..., Any])
-
-TOO_MANY: Final = "Too many requests."
 
 
 class EndpointRefusal(RateLimitExceeded, HTTPException):
@@ -182,7 +180,7 @@ class RateLimit:
                 that was accepted before, and for one whose server cannot send an answer before.
             ConfigurationError: There is no middleware around the endpoint.
         """
-        scope = getattr(connection, "scope", {})  # of what is no request `active_visit_of` says so
+        scope = getattr(connection, "scope", {})  # `active_visit_of` raises for what is no request
         visit: Visit | None = scope.get(KEY)
         if visit is None or visit.scope is None:  # there is none, or the innermost one is over
             visit = active_visit_of(connection, "RateLimit")
@@ -224,7 +222,7 @@ class RateLimit:
         if visit.policy.signals.by_refusal:
             await visit.policy.signals.at_refusal(visit, decision, scope)
         is_websocket = scope["type"] == "websocket"
-        # The connection breaks if an HTTP response has begun; no observer is told of that.
+        # The connection breaks if an HTTP response has begun; no refusal is reported then.
         if refusals.wants("exceeded") and (is_websocket or not visit.status):
             others = [effect for effect in visit.effects if not isinstance(effect, ReportRefusal)]  # of caught ones
             visit.effects = [*others, ReportRefusal(refusals, decision, scope)]
@@ -232,7 +230,7 @@ class RateLimit:
             if decision.reason is Reason.BANNED:
                 raise WebSocketException(POLICY_VIOLATION, "banned")
             code = TRY_AGAIN_LATER if visit.status else POLICY_VIOLATION
-            raise WebSocketException(code, TOO_MANY)
+            raise WebSocketException(code, "Too many requests.")
         answer = refusals.answer(decision, rendered)
         visit.need(answer.needed)
         raise EndpointRefusal(decision, answer)
@@ -265,8 +263,8 @@ def _report_parameters(rule: Rule, scope: Scope) -> None:
     names: Collection[str] = scope.get("path_params", ())
     for name in path_parameters(rule.charging.key, rule.charging.fair):
         if name not in names:
-            said = "RateLimit of %s: its route has no parameter %r to count by%s"
-            logger.warning(said, rule.label, name, closest(name, names))
+            text = "RateLimit of %s: its route has no parameter %r to count by%s"
+            logger.warning(text, rule.label, name, closest(name, names))
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

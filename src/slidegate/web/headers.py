@@ -96,7 +96,7 @@ class Rendered:
 
         Args:
             message: The message, which an application may send several times, so that it stays as it is.
-            decision: The decision that RateLimit tells of; one without readings tells of nothing.
+            decision: The decision that RateLimit shows; without readings there is nothing to show.
         """
         if not decision.readings:
             return message
@@ -163,7 +163,7 @@ class Headers:
         self.styles: Sequence[Any] = (style,)
         if isinstance(style, (list, tuple)):
             self.styles = style
-        if not self.styles or any(one not in ("draft", "legacy", None) for one in self.styles):
+        if not self.styles or any(each not in ("draft", "legacy", None) for each in self.styles):
             expected = 'expected "draft", "legacy", a list of both, or None ("none" in a file)'
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
         self._rendered: dict[object, Rendered] = {}
@@ -182,10 +182,10 @@ class Headers:
         memo_key = (*buckets, *taken)
         rendered = self._rendered.get(memo_key)
         if rendered is None:
-            rendered = remember(self._rendered, memo_key, self._made(buckets, taken))
+            rendered = remember(self._rendered, memo_key, self._new(buckets, taken))
         return rendered
 
-    def _made(self, buckets: Sequence[Bucket], taken: Sequence[str]) -> Rendered:
+    def _new(self, buckets: Sequence[Bucket], taken: Sequence[str]) -> Rendered:
         limits = sum([len(bucket.limits) for bucket in buckets])
         if {*self.styles} != {"draft"} or limits > MOST_NAMED:
             return _InStyles(buckets, taken, self.styles, self._unix_us)
@@ -213,7 +213,7 @@ class _InStyles(Rendered):
         """See `Rendered.names_in`."""
         if "draft" not in self._styles:
             return ()
-        return [self.names[at] for at in tightest_of(decision.checks, decision.readings, MOST_NAMED)]
+        return [self.names[index] for index in tightest_of(decision.checks, decision.readings, MOST_NAMED)]
 
     def added_to(self, message: Message, decision: Decision) -> Message:
         """Return it; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
@@ -224,11 +224,11 @@ class _InStyles(Rendered):
             return message
         fields: list[Field] = [*message.get("headers", ())]
         if "draft" in self._styles:
-            shown = tightest_of(decision.checks, decision.readings, MOST_NAMED)
-            policy = ", ".join([self._policies[at] for at in shown]).encode()
-            text = b", ".join([self._items[at] for at in shown])
-            readings = [decision.readings[at] for at in shown]
-            amounts = [self._amounts[at] for at in shown]
+            tightest = tightest_of(decision.checks, decision.readings, MOST_NAMED)
+            policy = ", ".join([self._policies[index] for index in tightest]).encode()
+            text = b", ".join([self._items[index] for index in tightest])
+            readings = [decision.readings[index] for index in tightest]
+            amounts = [self._amounts[index] for index in tightest]
             fields += (b"ratelimit-policy", policy), (b"ratelimit", text % _numbers(decision, readings, amounts))
         if "legacy" in self._styles and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
             fields += _legacy_fields(decision, self._unix_us())

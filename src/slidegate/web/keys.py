@@ -341,7 +341,7 @@ class _User(Key):
         """Return the name or id of the user of a request; None if nobody is logged in, or it cannot be read."""
         try:
             person = person_of(scope)
-            # Nobody is an empty text or mapping, and Starlette's user whose `is_authenticated` is False.
+            # No user: an empty text or mapping, or one of Starlette's whose `is_authenticated` is False.
             if person is None or (isinstance(person, (str, Mapping)) and not person):
                 return None
             if getattr(person, "is_authenticated", True) is False:

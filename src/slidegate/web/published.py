@@ -35,7 +35,7 @@ _ALL_PATHS: Final = re.compile(r"/\{\w+:path\}")
 def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     """Yield what is known of the rules of a middleware: in order, then those of routes and endpoints.
 
-    Limits of routes and at endpoints are known from their first question on.
+    Limits of routes and at endpoints are known from their first request on.
 
     Args:
         policy: The policy of the middleware.
@@ -47,9 +47,9 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     for order, bound in enumerate(rules.own):
         yield from _of_rule(bound, policy, {"order": order, "requests": requests_of(bound.rule.matching)})
     last = len(rules.own)
-    own = {*rules.own}
+    in_order = {*rules.own}
     for bound in rules.bound():
-        if bound not in own:
+        if bound not in in_order:
             yield from _of_rule(bound, policy, {"order": last, **_beyond(bound)})
     if policy.messages is not None:
         yield from _of_messages(policy.messages, policy, last)

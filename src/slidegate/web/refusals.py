@@ -259,7 +259,7 @@ class Refusals:
             refusal: The refusal.
             scope: The scope in the middleware, or at the endpoint that refuses.
         """
-        if visit.has_left:  # who has left was not refused
+        if visit.has_left:  # the client left while the request waited
             return
         self._engine.observers.report_exceeded(refusal, self._engine.monotonic_us())
         if not self.wants("refused"):
@@ -267,10 +267,10 @@ class Refusals:
         state, client = refusal.binding, visit.client.key
         key, rule, by, limit = client, "", refusal.by, ""
         if state is not None:
-            key, limit = state.key, str(state.limit)
+            key, rule, by, limit = state.key, state.label, "", str(state.limit)
         elif refusal.ban is not None:
             key = refusal.ban.key
-        if state is not None or refusal.status:
+        elif refusal.status:  # by a rule that blocks
             rule, by = label_of_refusal(refusal), ""
         status = CLOSED
         if takes_answer(scope):

@@ -30,12 +30,12 @@ def attribute_of(thing: object, name: str, default: Any = None) -> Any:
         return default
 
 
-def found_at_name(function: Any) -> Any:
+def definition_of(function: Any) -> Any:
     """Return what the module and the name of a function or a class lead to by now; None if they lead nowhere."""
-    named: Any = sys.modules.get(getattr(function, "__module__", ""))
+    definition: Any = sys.modules.get(getattr(function, "__module__", ""))
     for part in getattr(function, "__qualname__", "").split("."):
-        named = getattr(named, part, None)
-    return named
+        definition = getattr(definition, part, None)
+    return definition
 
 
 def layers(app: object) -> Iterator[object]:
@@ -146,7 +146,7 @@ def _label(kind: str, path: str) -> str:
 
 
 def _any_is_read(route: object) -> bool:
-    """Return that a route is read."""
+    """Accept every route."""
     return True
 
 

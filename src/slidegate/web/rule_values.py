@@ -62,7 +62,7 @@ class Matching:
             raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
         self.rule_paths: tuple[RulePath, ...] = ()
         if self.paths != ("*",):
-            self.rule_paths = tuple([RulePath(one) for one in self.paths])
+            self.rule_paths = tuple([RulePath(text) for text in self.paths])
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'expected "http" or "websocket", not {quoted(connection)}', "connection")
         self.methods = checked_methods(methods)
@@ -83,7 +83,7 @@ class Matching:
             return False
         if self.methods is None or not isinstance(method, str):
             return True
-        return method.lower().upper() in self.methods  # by way of lower case, as a few letters are upper case of none
+        return method.lower().upper() in self.methods  # the Kelvin sign is "k" in lower case alone
 
 
 def checked_methods(methods: object) -> frozenset[str] | None:
@@ -94,8 +94,8 @@ def checked_methods(methods: object) -> frozenset[str] | None:
     if isinstance(methods, Iterable) and not isinstance(methods, str):  # which would be a list of letters
         listed = list(methods)
     if not listed or not all(isinstance(method, str) and _METHOD.fullmatch(method) for method in listed):
-        said = f'expected a list such as ["GET", "POST"], not {quoted(methods)}; omit it for all methods'
-        raise ConfigurationError(said, "methods")
+        problem = f'expected a list such as ["GET", "POST"], not {quoted(methods)}; omit it for all methods'
+        raise ConfigurationError(problem, "methods")
     names = {method.upper() for method in listed}
     if "GET" in names:
         names.add("HEAD")

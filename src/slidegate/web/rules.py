@@ -222,7 +222,9 @@ class Rule:
     def _check_parameters(self, key: Key, option: str) -> None:
         """Check that its paths have the parameters by which it counts."""
         names_by_path: dict[str, Collection[str]] = {path.path: path.convertors for path in self.matching.rule_paths}
-        for path, names in (names_by_path or {"*": ()}).items():
+        if not names_by_path:
+            names_by_path = {"*": ()}
+        for path, names in names_by_path.items():
             for name in path_parameters(key):
                 if name not in names:
                     problem = f"{quoted(path)} has no parameter {quoted(name)}{closest(name, names)}"

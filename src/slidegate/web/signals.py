@@ -151,13 +151,13 @@ class Signals:
             user: its strikes are for accounts, and an address may have many.
         """
         client_key = visit.client.key
-        key, protected = client_key, client_key
+        key = protected = client_key
         if policy.key is not None:
             if user in parts_of(policy.key) and user.name_in(scope) is None:
                 return None
-            key = protected = policy.key.find(scope, self._limiter, client_key)
-        if isinstance(policy.key, Combined):  # it may be banned if the client may be, whose address is a part of it
-            protected = client_key
+            key = policy.key.find(scope, self._limiter, client_key)
+            if not isinstance(policy.key, Combined):  # such a one may be banned if the client's address may be
+                protected = key
         if protected == UNKNOWN_PEER or not self._may_ban(policy, protected):
             return None
         spelled, _ = self._engine.keys.normalize(key)
@@ -177,7 +177,7 @@ class Signals:
         return sorted(signals.values(), key=lambda signal: -signal.weight)
 
     async def at_path(self, visit: Visit, signals: Sequence[Signal]) -> Decision | None:
-        """Strike for the path of a request; return its refusal if that bans it, or if it may have."""
+        """Strike for the path of a request; return its refusal by the ban, or because the store does not answer."""
         try:
             ban = longest(await self.strike_all(visit, signals, visit.scope))
         except StoreError:
@@ -196,17 +196,17 @@ class Signals:
         """
         if not decision.readings:
             return
-        if visit.has_left:  # who has left was not refused
+        if visit.has_left:  # the client left while the request waited
             return
         if visit.status and scope["type"] == "http":  # the response has begun, and breaks
             return
         bans = await self.strike_quietly(visit, self.by_refusal, scope)
         lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
         visit.banned_us = max([visit.banned_us, *lengths])
-        decision.at_least_us = visit.banned_us  # what the client is told to wait includes the ban
+        decision.at_least_us = visit.banned_us  # so that Retry-After includes the ban
 
     async def strike_quietly(self, visit: Visit, signals: Sequence[Signal], scope: Scope) -> list[Ban]:
-        """Strike for what has been answered: a store that fails does not change the answer."""
+        """Strike for an answer that is decided: a store that fails does not change it."""
         if not visit.may_be_struck:
             return []
         try:
@@ -299,17 +299,19 @@ async def strike(
         return None
     visits = [*innermost.visits()]
     # Innermost first, so that the outermost of two policies with one name wins.
-    above: dict[str, Visit] = {name: visit for visit in visits for name in visit.policy.signals.ban_policies}
+    by_policy: dict[str, Visit] = {name: visit for visit in visits for name in visit.policy.signals.ban_policies}
     name = policy
-    if name is None and len(above) == 1:
-        (name,) = above
-    if name not in above:
+    if name is None and len(by_policy) == 1:
+        (name,) = by_policy
+    if name not in by_policy:
         if any(decision.reason is Reason.DISABLED for visit in visits for decision in visit.own):
             return None
-        names = ", ".join(map(repr, above)) or "none, write RateLimitMiddleware(..., bans=BanPolicy())"
-        said = f"{names}; name one of them, not {quoted(policy)}{closest(policy, above)}"
-        raise ConfigurationError(f"strike: the ban policies of this endpoint are: {said}")
-    visit = above[name]
+        names = ", ".join(map(repr, by_policy)) or "none, write RateLimitMiddleware(..., bans=BanPolicy())"
+        raise ConfigurationError(
+            f"strike: the ban policies of this endpoint are: {names}; name one of them, not "
+            f"{quoted(policy)}{closest(policy, by_policy)}"
+        )
+    visit = by_policy[name]
     if not visit.may_be_struck:
         return None
     signals: Signals = visit.policy.signals

@@ -1,4 +1,4 @@
-"""The spellings of one value: what clients may write in several ways, and those who read it read alike.
+"""The spellings of one value: what clients may write in several ways, and applications read alike.
 
 Otherwise a client with one API key, token or cookie would have as many keys, and as many limits, as it finds spellings.
 """
@@ -47,7 +47,7 @@ def token_as_read(value: bytes) -> bytes:
         return value
     try:
         decoded = [urlsafe_b64decode(part + _PADDING) for part in others]
-    except ValueError:  # nobody reads it
+    except ValueError:  # no reader accepts it
         return value
     return b".".join([first, *map(urlsafe_b64encode, decoded)])
 
@@ -69,4 +69,4 @@ def unquoted(value: str) -> str:
     """Return the value of a cookie as `http.cookies` unquotes it."""
     if len(value) < 2 or not value[0] == value[-1] == '"':
         return value
-    return _ESCAPE.sub(lambda found: found[2] or chr(int(found[1], 8)), value[1:-1])
+    return _ESCAPE.sub(lambda match: match[2] or chr(int(match[1], 8)), value[1:-1])
