@@ -175,10 +175,10 @@ class BoundRule:
 
     def buckets(self) -> list[Bucket]:
         """Return its buckets; if a function returns the limits, that of the fallback limits."""
-        own = [bucket for bucket, _ in self.charges]
+        buckets = [bucket for bucket, _ in self.charges]
         if self._preflights is not None:
-            own += self._preflights.buckets()
-        return own
+            buckets += self._preflights.buckets()
+        return buckets
 
     @property
     def named(self) -> list[NamedLimit]:

@@ -88,7 +88,7 @@ async def fail_startup(error: Exception, scope: Scope, receive: Receive, send: S
     raise error.with_traceback(None)  # otherwise every request would lengthen the traceback
 
 
-class _Line(NamedTuple):
+class _Entry(NamedTuple):
     """A middleware, and its options by place or name."""
 
     options: dict[Any, object]
@@ -100,8 +100,8 @@ class _Stacks:
 
     def __init__(self) -> None:
         self._stack: object = None
-        self._before: list[_Line] = []
-        self.now: list[_Line] = []
+        self._before: list[_Entry] = []
+        self.now: list[_Entry] = []
 
     def __reduce__(self) -> tuple[type[_Stacks], tuple[()]]:
         return type(self), ()  # the copy of an application has middlewares of its own
@@ -111,12 +111,12 @@ class _Stacks:
         if stack is not self._stack:
             self._stack, self._before, self.now = stack, self.now, []
         middleware: Any = kind.__new__(kind)
-        for place, line in enumerate(self._before):
-            if type(line.middleware) is kind and line.middleware.is_built and line.options == options:
-                middleware = line.middleware
+        for place, entry in enumerate(self._before):
+            if type(entry.middleware) is kind and entry.middleware.is_built and entry.options == options:
+                middleware = entry.middleware
                 del self._before[place]
                 break
-        self.now.append(_Line(options, middleware))
+        self.now.append(_Entry(options, middleware))
         return middleware
 
 

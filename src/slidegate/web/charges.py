@@ -105,7 +105,7 @@ async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule
     checks: list[Check] = []
     engine: Engine | None = None
     for charges, units in _named_charges(request, used, rule, "settle", "used"):
-        missing = _settle(charges, units, unused)
+        missing = _end_charges(charges, units, unused)
         if missing is None:
             continue
         engine = charges[-1].policy.engine
@@ -150,7 +150,7 @@ def _recount(charges: Sequence[_Charge], charged: Decision) -> None:
         charge.decision.recount(charge.place, charged, index)
 
 
-def _settle(charges: Sequence[_Charge], used: int, unused: dict[int, list[Reservation]]) -> int | None:
+def _end_charges(charges: Sequence[_Charge], used: int, unused: dict[int, list[Reservation]]) -> int | None:
     """Mark the charges of a rule as settled.
 
     Args:

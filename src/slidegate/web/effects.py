@@ -183,7 +183,7 @@ class Report(Effect):
         own, observers = visit.own, self._observers
         is_alone = len(own) == 1 and visit.shared is None and not visit.observed
         if is_alone and error is None and own[0].allowed and own[0].checks:
-            # Limits admit it in one decision: who wants no outcome of that gets what passed, which costs less.
+            # Limits admit it in one decision: observers that need no `Outcome` of that get its parts, which costs less.
             notify(observers.passed, (visit.client.key, own[0].checks, route, duration_us))
             receivers = observers.outcomes
         elif visit.plan.is_exempt and not _is_counted(visit):
@@ -206,9 +206,10 @@ class Report(Effect):
             ended, status = "cancelled", 0
         elif refusal is not None:
             ended = "refused"
-        elif has_failed and (visit.status or not status):  # else an application around the middleware answers
-            ended, status = "exception", status or FAILED
-        elif not has_failed and error is not None and not _is_ended_websocket(visit, error):
+        elif has_failed:
+            if visit.status or not status:  # else an application around the middleware answers
+                ended, status = "exception", status or FAILED
+        elif error is not None and not _is_ended_websocket(visit, error):
             ended = "cancelled"
         began_us = self._engine.unix_us() - duration_us
         shadow_rules = tuple([label for _, label in visit.observed if label])
@@ -218,7 +219,7 @@ class Report(Effect):
 
 def _is_counted(visit: Visit) -> bool:
     """Return whether anything has refused a request, or a limit or a shadow rule has counted it."""
-    return bool(visit.observed) or any(one.checks or not one.allowed for _, one in visit.decisions)
+    return bool(visit.observed) or any(decision.checks or not decision.allowed for _, decision in visit.decisions)
 
 
 def _is_ended_websocket(visit: Visit, error: BaseException) -> bool:

@@ -37,18 +37,18 @@ def filled_for_both(path: str, other: str) -> str | None:
     """Return an example that two paths with parameters may both take, compared by segments; None if there is none."""
     segments, others = path.split("/"), other.split("/")
     narrower: list[str] = []
-    for index, (own, theirs) in enumerate(zip_longest(segments, others, fillvalue="")):
+    for index, (segment, other_segment) in enumerate(zip_longest(segments, others, fillvalue="")):
         # What a parameter with slashes takes, the other path spells out.
-        if ":path}" in theirs:
+        if ":path}" in other_segment:
             return filled("/".join([*narrower, *segments[index:]]))
-        if ":path}" in own:
+        if ":path}" in segment:
             return filled("/".join([*narrower, *others[index:]]))
-        if not _meet(own, theirs):
+        if not _meet(segment, other_segment):
             return None
-        if "{" not in own or _A_TEXT.fullmatch(theirs):
-            narrower.append(own)
+        if "{" not in segment or _A_TEXT.fullmatch(other_segment):
+            narrower.append(segment)
         else:
-            narrower.append(theirs)
+            narrower.append(other_segment)
     return filled("/".join(narrower))
 
 

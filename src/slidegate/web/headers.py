@@ -76,8 +76,8 @@ class Rendered:
         self._policies: list[str] = []
         self._items: list[bytes] = []
         for bucket in buckets:
-            for own_name, limit in zip(bucket.names, bucket.limits, strict=True):
-                name = unique_name(own_name, [*taken, *self.names])
+            for wire_name, limit in zip(bucket.names, bucket.limits, strict=True):
+                name = unique_name(wire_name, [*taken, *self.names])
                 self.names.append(name)
                 self.limits.append(limit)
                 self._policies.append(_policy_item(name, limit, bucket.unit))

@@ -27,7 +27,7 @@ class Met(NamedTuple):
     """
 
     bound: BoundRule
-    ends: bool
+    ends: bool = False
 
 
 class Signal(NamedTuple):
@@ -112,9 +112,8 @@ class Plan:
         self.traits = traits
         self.headers = headers
         self.is_enforced = traits.is_enforced
-        self.is_conditional = False
-        if not traits.is_evaluated:
-            self.is_conditional = any(bound.rule.matching.when is not None for bound, _ in met)
+        has_condition = any(bound.rule.matching.when is not None for bound, _ in met)
+        self.is_conditional = has_condition and not traits.is_evaluated
         last: Rule | None = None
         if met and met[-1].ends and not self.is_conditional:  # else the conditions say which rule ends the list
             last = met[-1].bound.rule

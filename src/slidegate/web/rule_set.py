@@ -174,7 +174,7 @@ class RuleSet:
                 logger.exception("selecting rules failed; every limit counts the request%s", left_out)
             met = self.met(scope, ANY_PATH)
             if self.defaults is not None:
-                met.append(Met(self.defaults.of(), False))
+                met.append(Met(self.defaults.of()))
             return self.plan_of(met, (), Traits(is_preflight))
 
     def _new_plan(self, scope: Scope, is_preflight: bool, request: object) -> Plan:
@@ -184,7 +184,7 @@ class RuleSet:
         is_lasting = True
         if self.defaults is not None and not is_ended(met):
             of_route, is_lasting = self.defaults.find(scope)
-            met += [Met(bound, False) for bound in of_route]
+            met += [Met(bound) for bound in of_route]
         strikes: Sequence[Signal] = ()
         if self._honeypots is not None:
             strikes = self._honeypots(texts)
@@ -243,7 +243,7 @@ class RuleSet:
         for namesake in self.own:
             if namesake.identity == identity and namesake.rule.counts:
                 rule = rule.limited_as(namesake.rule)
-        return self.plan_of((Met(self.bind(rule, identity), False),), (), Traits())
+        return self.plan_of([Met(self.bind(rule, identity))], (), Traits())
 
     def differing(self, rule: Rule, identity: str, where: str) -> str:
         """Return how limits differ from those that were first written under their name; empty if they do not.

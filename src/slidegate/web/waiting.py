@@ -73,16 +73,16 @@ class Waiting:
         tenant, fair = "", bound.rule.charging.fair
         if fair is not None:
             tenant = await self._tenant(bound, fair, visit, at_endpoint)
+        refused: Decision | None = None
         if self._queues.is_queued(name):
             # It joins at once, unless a ban or another limit refuses it: then it takes no place from others.
             decision = await answer_of(self._engine.peek(checks, subjects))
             if is_too_late(decision, bound.rule.charging.wait_us):
                 return decision
-            decision = await self._wait(visit, bound, name, tenant, None, ask)
         else:
-            decision = await ask()
-            if room_in_us(decision) is not None:
-                decision = await self._wait(visit, bound, name, tenant, decision, ask)
+            refused = decision = await ask()
+        if refused is None or room_in_us(refused) is not None:
+            decision = await self._wait(visit, bound, name, tenant, refused, ask)
         if decision.allowed and decision.checks and fair is not None:  # no checks while switched off
             self._queues.count_permit(name, tenant, 1)
             visit.effects = [_CountedPermit(self._queues, name, tenant), *visit.effects]
