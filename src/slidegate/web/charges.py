@@ -178,7 +178,7 @@ def _end_charges(charges: Sequence[_Charge], used: int, unused: dict[int, list[R
 
 
 def _named_charges(
-    request: HTTPConnection, units: int | Mapping[str, int], rule: str | None, who: str, what: str
+    request: HTTPConnection, units: int | Mapping[str, int], rule: str | None, caller: str, argument: str
 ) -> list[tuple[Sequence[_Charge], int]]:
     """Return what a request was charged for each rule that a call names, and the units of the call.
 
@@ -189,8 +189,8 @@ def _named_charges(
         request: The request.
         units: The units of one rule, or of each rule by its name.
         rule: The name of the one rule; None for the only one.
-        who: The name of the calling function, for error messages.
-        what: The name of its argument.
+        caller: The name of the calling function, for error messages.
+        argument: The name of its argument.
 
     Raises:
         ConfigurationError: As for `charge`.
@@ -199,8 +199,8 @@ def _named_charges(
     if isinstance(units, Mapping):
         by_rule = units
     for number in by_rule.values():
-        check_cost(number, what)
-    visit: Visit | None = visit_of(request, who)
+        check_cost(number, argument)
+    visit: Visit | None = visit_of(request, caller)
     if visit is None:
         return []
     counted = _charges_by_rule(visit)
@@ -212,10 +212,10 @@ def _named_charges(
             latest = counted[name][-1].windows_key
             named.append(([charge for charge in counted[name] if charge.windows_key == latest], number))
         elif name is not None or counted:
-            _check_uncounted(visit, name, counted, who)
+            _check_uncounted(visit, name, counted, caller)
     if len({charges[-1].policy.limiter for charges, _ in named}) > 1:
         names = ", ".join(map(repr, by_rule))
-        raise ConfigurationError(f"{who}: the rules {names} count in different limiters; write one call for each")
+        raise ConfigurationError(f"{caller}: the rules {names} count in different limiters; write one call for each")
     return named
 
 
@@ -229,7 +229,7 @@ def _charges_by_rule(visit: Visit) -> dict[str, list[_Charge]]:
     return counted
 
 
-def _check_uncounted(visit: Visit, rule: str | None, counted: Iterable[str], who: str) -> None:
+def _check_uncounted(visit: Visit, rule: str | None, counted: Iterable[str], caller: str) -> None:
     """Check that a rule which has not counted a request exists: what is not counted is not charged later either.
 
     Raises:
@@ -242,6 +242,6 @@ def _check_uncounted(visit: Visit, rule: str | None, counted: Iterable[str], who
         return
     names = ", ".join(map(repr, counted)) or "none"
     raise ConfigurationError(
-        f"{who}: the rules counted on this request are: {names}; name one of them, not "
+        f"{caller}: the rules counted on this request are: {names}; name one of them, not "
         f"{quoted(rule)}{closest(rule, names_above)}"
     )

@@ -1,7 +1,7 @@
-"""The clients of requests, each determined once: nothing after `Clients.of` asks a scope who its client is.
+"""The clients of requests, each determined once: after `Clients.of` no part reads the client from a scope.
 
-Middlewares within may change the scope, as those do that read X-Forwarded-For themselves. Who was counted is also who
-is struck, reported, and counted by limits at endpoints.
+Middlewares within may change the scope, as those do that read X-Forwarded-For themselves. The same client is counted,
+struck, reported, and counted by limits at endpoints.
 """
 
 from __future__ import annotations
@@ -240,12 +240,12 @@ class KeyedClients:
 # -- what functions of a request ask -----------------------------------------------------------------------------------
 
 
-def visit_of(request: HTTPConnection, who: str) -> Any:
+def visit_of(request: HTTPConnection, caller: str) -> Any:
     """Return the innermost `Visit` of a request, which may be over.
 
     Args:
         request: The request, or the websocket.
-        who: The name of the calling function, for the error message.
+        caller: The name of the calling function, for the error message.
 
     Returns:
         The visit; None without a middleware while limits are off, as in a test that calls an endpoint itself.
@@ -255,17 +255,19 @@ def visit_of(request: HTTPConnection, who: str) -> Any:
     """
     scope = getattr(request, "scope", None)
     if scope is None:
-        raise ConfigurationError(f"{who}: expected a Request or WebSocket, for example request, not {quoted(request)}")
+        raise ConfigurationError(
+            f"{caller}: expected a Request or WebSocket, for example request, not {quoted(request)}"
+        )
     visit = scope.get(KEY)
     if visit is None and Engine.counting:
-        raise outside(who)
+        raise outside(caller)
     return visit
 
 
-def outside(who: str) -> ConfigurationError:
+def outside(caller: str) -> ConfigurationError:
     """Return the error for a call outside of all middlewares."""
     return ConfigurationError(
-        f"{who}: there is no RateLimitMiddleware around this endpoint; write "
+        f"{caller}: there is no RateLimitMiddleware around this endpoint; write "
         "app.add_middleware(RateLimitMiddleware), with rules or without, and as the last one if a handler for "
         "Exception calls this: a middleware around it may copy the scope"
     )

@@ -1,4 +1,4 @@
-"""Counts a request: its checks are made anew, and charged together or not at all, in one hit.
+"""Counts a request: its checks are charged together or not at all, in one hit.
 
 A check is (bucket, key, cost). A rule without functions has the same buckets and costs for every request, and its key
 needs a look at the client or the scope alone; a function of the user's replaces one of the three.

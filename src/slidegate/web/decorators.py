@@ -119,7 +119,7 @@ def _signature(endpoint: Callable[..., Any]) -> Signature:
     """Return the signature for FastAPI: with a parameter for the connection, unless the endpoint has one."""
     try:
         signature = inspect.signature(endpoint, eval_str=True)
-    except Exception:  # an annotation for type checkers alone, which frameworks take as it is
+    except Exception:  # an annotation for type checkers, which frameworks take as it is
         signature = inspect.signature(endpoint, **_AS_WRITTEN)
     parameters = list(signature.parameters.values())
     if all(parameter.annotation is not HTTPConnection for parameter in parameters):

@@ -64,10 +64,10 @@ class DefaultLimits:
         self._is_by_path: bool | None = None
 
     def find(self, scope: Scope) -> tuple[list[BoundRule], bool]:
-        """Return the limits of a request, none if its endpoint is exempt, and whether its like all have them.
+        """Return the limits of a request, none if its endpoint is exempt, and whether they may be remembered.
 
-        Its like are the requests with its type, method, path and root. They do not if a route may be added later, or
-        looks at other parts of a request.
+        That is for requests of the same type, method, path and root. They may not if a route may be added later, or if
+        routes read other parts of a request.
         """
         app = visible_app(self._app, scope)
         if self._is_by_path is None:

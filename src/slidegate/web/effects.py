@@ -72,7 +72,7 @@ class RefundUncounted(Effect):
 class StrikeForStatus(Effect):
     """Strikes for the status of a response; a status that is no signal costs a look-up.
 
-    The status of a refusal, by whichever middleware or limit within, is none of the application.
+    The status of a refusal, also by a middleware or a limit within, is no signal.
 
     Args:
         signals: The signals of ban policies.

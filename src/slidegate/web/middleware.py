@@ -3,8 +3,7 @@
 `__call__` shows what happens to a request, in order. What is known when the middleware is built is in its `policy`
 (`policy.py`); one request is a `Visit` (`visit.py`), whose `send` adds the header fields to the first message of the
 response; what depends on the status or the end of the response is an effect (`effects.py`). The checks of a request are
-made anew and charged in one hit (`counting.py`); a refused request strikes (`signals.py`), is reported and answered
-(`refusals.py`).
+charged in one hit (`counting.py`); a refused request strikes (`signals.py`), is reported and answered (`refusals.py`).
 """
 
 from __future__ import annotations

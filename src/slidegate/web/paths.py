@@ -174,7 +174,7 @@ class PathReader:
 
     def read(self, scope: Scope) -> str:
         """Return the path of a request."""
-        if self._root is None:  # read with the first request, because a wrapper may show its routes by then alone
+        if self._root is None:  # read with the first request: a wrapper may not show its routes before
             self._root = root_of(visible_app(self._app, scope))
         if self._root:
             scope = {**scope, "root_path": self._root}

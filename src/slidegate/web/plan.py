@@ -161,7 +161,7 @@ class Plan:
 
 
 def _waiting(limiting: Sequence[BoundRule]) -> Sequence[BoundRule]:
-    """Return the rules that let a request wait; none beside one that counts refusals, as who waits asks many times."""
+    """Return the rules that let a request wait; none beside one that counts refusals, as a wait asks many times."""
     if any(bound.rule.charging.count_denied for bound in limiting):
         return ()
     return [bound for bound in limiting if bound.rule.charging.wait_us]

@@ -97,10 +97,11 @@ def _may_be_leased(limit: AnyLimit, policy: Policy) -> bool:
 def _beyond(bound: BoundRule) -> dict[str, Any]:
     """Return which requests a limit of a route or at an endpoint concerns, and which of both it is."""
     rule = bound.rule
-    if isinstance(rule, EndpointRule) and rule.name is not None:
-        return {"requests": f"endpoints with the limit {rule.name}", "at_endpoint": True}
     if isinstance(rule, EndpointRule):
-        return {"requests": rule.label, "at_endpoint": True}
+        requests = rule.label
+        if rule.name is not None:
+            requests = f"endpoints with the limit {rule.name}"
+        return {"requests": requests, "at_endpoint": True}
     if rule.label == f"{OF_ROUTE}{NO_ROUTE}":
         return {"requests": "paths without a route"}
     return {"requests": rule.label.removeprefix(OF_ROUTE)}

@@ -171,7 +171,7 @@ class Refusals:
             await close_websocket(send, POLICY_VIOLATION)
             return
         if self.on_refused is not None and not visit.has_left and scope["type"] == "http":
-            refusal = copy(decision)  # lists and rules give one object to all whom they refuse
+            refusal = copy(decision)  # all refusals by a list or a rule are one object
             refusal.status = answer.status
             try:
                 response: Any = self.on_refused(request_in(scope), refusal)
@@ -302,7 +302,7 @@ def _checked(response: Any) -> Any:
     """Return what `on_refused` has returned, if it is a response.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not a response.
     """
     if not callable(response):
         expected = 'a Response such as JSONResponse({"error": "slow down"}, 429), or None'

@@ -205,7 +205,7 @@ class RuleSet:
             if not bound.rule.matching.allows(scope_type, method):
                 continue
             ends = _ends(bound, method, texts)
-            if bound.rule.action.exempts and not ends:  # an exemption that does not match exactly is none
+            if bound.rule.action.exempts and not ends:  # an exemption applies only if it matches exactly
                 continue
             met.append(Met(bound, ends))
             if is_ended(met):

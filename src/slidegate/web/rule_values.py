@@ -55,7 +55,7 @@ class Matching:
         connection: Connection | None,
         when: Condition | None,
     ) -> None:
-        self.paths: tuple[str, ...] = (path,)  # type: ignore[assignment]  # `RulePath` checks what is no text
+        self.paths: tuple[str, ...] = (path,)  # type: ignore[assignment]  # `RulePath` checks its type
         if not isinstance(path, str) and isinstance(path, Iterable):
             self.paths = tuple(path)
         if not self.paths:  # which would mean every path

@@ -75,8 +75,7 @@ class Signals:
             policies = [policies]
         for policy in policies or ():
             self._add(policy)
-        keys: list[Any] = [policy.key for policy in self.ban_policies.values()]
-        self.keyed: list[Key] = [key for key in keys if key is not None]
+        self.keyed: list[Any] = [policy.key for policy in self.ban_policies.values() if policy.key is not None]
         self._joined: dict[tuple[object, ...], tuple[object, tuple[BanSubject, ...]]] = {}
         parts = [part for key in self.keyed for part in parts_of(key)]
         self.addresses = [part for part in parts if isinstance(part, ClientAddress) and part.trusted]
@@ -132,7 +131,7 @@ class Signals:
     def joined(self, subjects: tuple[BanSubject, ...], keys: Iterable[str]) -> tuple[BanSubject, ...]:
         """Return the subjects of a client and those of some keys that are not among them.
 
-        Always the same object for the same subjects and keys, as stores remember by its identity whom no ban concerns.
+        Always the same object for the same subjects and keys: stores remember by its identity that no ban concerns it.
         """
         others = [key for key in keys if key not in subjects]
         if not others:
@@ -156,7 +155,7 @@ class Signals:
             if user in parts_of(policy.key) and user.name_in(scope) is None:
                 return None
             key = policy.key.find(scope, self._limiter, client_key)
-            if not isinstance(policy.key, Combined):  # such a one may be banned if the client's address may be
+            if not isinstance(policy.key, Combined):  # a combination may be banned if the client's address may be
                 protected = key
         if protected == UNKNOWN_PEER or not self._may_ban(policy, protected):
             return None

@@ -37,7 +37,7 @@ def _credentials(value: bytes) -> bytes:
 
 
 def token_as_read(value: bytes) -> bytes:
-    """Return a signed or encrypted token (RFC 7515, 7516) as those who verify it read it; another value as it is.
+    """Return a signed or encrypted token (RFC 7515, 7516) as its verifiers read it; another value as it is.
 
     They protect the text of its first part, and decode the others: padding, spare bits, and whatever is no base64 make
     further texts of one token.

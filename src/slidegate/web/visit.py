@@ -179,7 +179,7 @@ class Visit:
     def decision(self) -> Decision:
         """The last decision that refuses the request, else the last one that a limit made, else the last one.
 
-        A refusal after which the request was decided again is none of them.
+        A refusal after which the request was decided again does not count.
 
         Raises:
             ConfigurationError: There is no decision yet.
@@ -353,7 +353,7 @@ class Visit:
             await self.end()
 
 
-async def send_nobody(message: Message) -> None:
+async def discard_message(message: Message) -> None:
     """Drop a message: the client has left, or the request is over."""
 
 
@@ -372,7 +372,7 @@ async def _send_after_close(message: Message) -> None:
 
 
 ENDED_CHANNELS: Final[Mapping[str, tuple[Receive, Send]]] = {
-    "http": (_receive_disconnect, send_nobody),
+    "http": (_receive_disconnect, discard_message),
     "websocket": (_receive_websocket_disconnect, _send_after_close),
 }
 """The channels of a request that is over, by the type of its scope: a task that outlives it finds the client gone."""
@@ -383,16 +383,16 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, (ClientDisconnect, WebSocketDisconnect))
 
 
-def active_visit_of(request: HTTPConnection, who: str) -> Visit | None:
+def active_visit_of(request: HTTPConnection, caller: str) -> Visit | None:
     """Return the visit of the innermost middleware that a request is in now.
 
     Raises:
         ConfigurationError: As for `visit_of`, or all middlewares around the endpoint have ended.
     """
-    innermost: Visit | None = visit_of(request, who)
+    innermost: Visit | None = visit_of(request, caller)
     if innermost is None:
         return None
     visit = innermost.active()
     if visit is None:
-        raise outside(who)
+        raise outside(caller)
     return visit

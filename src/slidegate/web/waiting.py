@@ -21,7 +21,7 @@ from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
 from .keys import Key, KeyFunction, parts_of
 from .plan import Effect
-from .visit import Visit, send_nobody
+from .visit import Visit, discard_message
 
 _MOST_AHEAD_BYTES: Final = 65_536
 """How much of a body is read while a request waits; a client that disconnects later is not noticed."""
@@ -119,7 +119,7 @@ class Waiting:
         for around in visit.visits():
             around.has_left = True
         if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
-            visit.send_on = send_nobody
+            visit.send_on = discard_message
         await self._engine.refund(decision.begin_refund())
         return refused or Decision(False, Reason.LIMITED, by=bound.rule.label, status=429)
 
