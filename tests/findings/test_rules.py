@@ -82,7 +82,7 @@ def ruled(drawn: list[tuple[Any, ...]]) -> list[Rule]:
 def matching(rule: Rule, kind: str, method: str, path: str) -> bool:
     """Return whether a rule alone is for a request, as a middleware with this rule decides."""
     alone = RateLimitMiddleware(hello, rules=[rule])
-    return bool(alone.policy.rules.match({"type": kind, "method": method, "path": path, "headers": []}).met)
+    return bool(alone.policy.rules.match({"type": kind, "method": method, "path": path, "headers": []}).matches)
 
 
 @settings(max_examples=150, deadline=None)
@@ -97,12 +97,12 @@ def test_rules_that_decide_nothing_are_said_and_no_others(drawn: list[tuple[Any,
     app = RateLimitMiddleware(hello, rules=rules)
     reached, exempted, uncounted = set[str](), set[str](), set[str]()
     for kind, method, path in SENT:
-        met = app.policy.rules.match({"type": kind, "method": method, "path": path, "headers": []}).met
-        reached.update(bound.rule.label for bound, _ in met if is_exactly_for(bound.rule, path))
-        for bound, ends in met:
+        matches = app.policy.rules.match({"type": kind, "method": method, "path": path, "headers": []}).matches
+        reached.update(bound.rule.label for bound, _ in matches if is_exactly_for(bound.rule, path))
+        for bound, ends in matches:
             if bound.rule.action.exempts and ends:
                 exempted.add(bound.rule.label)
-                above = [other.rule for other, _ in met if other is not bound]
+                above = [other.rule for other, _ in matches if other is not bound]
                 counts = any(rule.counts and not rule.action.is_shadow and rule.matching.when is None for rule in above)
                 uncounted.update([] if counts else [bound.rule.label])
     found = [*about_order(app.policy.rules)]

@@ -1,8 +1,8 @@
 """Findings about rules and routes: rules that never apply, and rules or layers in the wrong order.
 
-`RuleSet.met` tells what a rule does, for examples of its requests. They are of every kind that another rule could take
-from it: paths of several lengths for a parameter with slashes, and a method that no rule names for
-rules of all methods.
+`RuleSet.matches_of` tells what a rule does, for examples of its requests. They are of every kind that another rule
+could take from it: paths of several lengths for a parameter with slashes, and a method that no rule names for rules of
+all methods.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def _rules_of_examples(rule_set: RuleSet, rule: Rule) -> Iterator[list[Rule]]:
     for connection, method, path in product(("http", "websocket"), matching.methods or [_UNLISTED], paths):
         scope = {"type": connection, "method": method, "path": path}
         if matching.allows(connection, method_of(scope)):
-            met = rule_set.met(scope, (path,))
-            rules = [bound.rule for bound, _ in met]
-            if rule in rules or is_ended(met):
+            matches = rule_set.matches_of(scope, (path,))
+            rules = [bound.rule for bound, _ in matches]
+            if rule in rules or is_ended(matches):
                 yield rules
 
 

@@ -19,7 +19,7 @@ from ..limiter.aio import answer_of
 from ..limiter.engine import Engine
 from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_of, whole_cost
-from .plan import Met, Plan, Traits
+from .plan import Plan, RuleMatch, Traits
 from .rule_set import RuleSet
 from .signals import Signals
 from .visit import Visit
@@ -158,8 +158,8 @@ class Counting:
         """
         request = request_of(visit, at_endpoint)
         answers: dict[int, bool | None] = {}  # by identity, as not every callable is hashable; None for a failure
-        met: list[Met] = []
-        for bound, ends in plan.met:
+        matches: list[RuleMatch] = []
+        for bound, ends in plan.matches:
             when, action = bound.rule.matching.when, bound.rule.action
             if id(when) not in answers:
                 answers[id(when)] = await self._calls.truth_of(bound.rule, request, visit.client.key)
@@ -170,10 +170,10 @@ class Counting:
                 continue
             if answer is None:
                 ends = ends and action.blocks
-            met.append(Met(bound, ends))
+            matches.append(RuleMatch(bound, ends))
             if ends:
                 break
-        return self._rules.plan_of(met, plan.strikes, Traits(plan.traits.is_preflight, is_evaluated=True))
+        return self._rules.plan_of(matches, plan.strikes, Traits(plan.traits.is_preflight, is_evaluated=True))
 
     async def observe(
         self, visit: Visit, shadows: Sequence[BoundRule], at_endpoint: HTTPConnection | None = None

@@ -63,7 +63,9 @@ class RefundUncounted(Effect):
             for index, (bucket, _, _) in enumerate(decision.checks):
                 if bucket.by is self._rule:  # and not another of its name
                     charged.append((decision, index))
-        if not charged or await self._calls.ask(self._rule, status, "count_if", self._count_if, _true_or_false, True):
+        if not charged:
+            return
+        if await self._calls.ask(self._rule, status, "count_if", self._count_if, _true_or_false, True):
             return
         for decision, index in charged:
             await self._engine.refund(decision.begin_refund(index))

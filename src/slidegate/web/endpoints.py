@@ -191,7 +191,7 @@ class RateLimit:
             return
         plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or self)
         if policy.findings.requests_left:
-            policy.inspection.of_endpoint(visit, plan.met[0].bound.rule, scope)
+            policy.inspection.of_endpoint(visit, plan.matches[0].bound.rule, scope)
         if plan.is_direct and not policy.signals.keyed:  # limits alone, as for most endpoints
             answer = policy.counting.hit_at_endpoint(visit, plan, scope)
             decision = answer if isinstance(answer, Decision) else await answer

@@ -18,8 +18,8 @@ EXEMPT: Final = Decision(True, Reason.EXEMPT)
 DISABLED: Final = Decision(True, Reason.DISABLED)
 
 
-class Met(NamedTuple):
-    """A rule that a request meets.
+class RuleMatch(NamedTuple):
+    """A rule that matches a request.
 
     Attributes:
         bound: The rule.
@@ -81,13 +81,13 @@ class Plan:
     """What the requests that match the same rules have in common.
 
     Args:
-        met: The rules, in order.
+        matches: The rules, in order.
         strikes: The signals of ban policies for their path.
         traits: What else they have in common.
         headers: Writes their header fields.
 
     Attributes:
-        met: The rules, in order.
+        matches: The rules, in order.
         traits: The argument.
         headers: The argument.
         is_conditional: Whether a rule has a condition. The plan depends on its result then, and no rule has ended the
@@ -107,16 +107,18 @@ class Plan:
             wait, or if there are none.
     """
 
-    def __init__(self, met: Sequence[Met], strikes: Sequence[Signal], traits: Traits, headers: Headers) -> None:
-        self.met = met
+    def __init__(
+        self, matches: Sequence[RuleMatch], strikes: Sequence[Signal], traits: Traits, headers: Headers
+    ) -> None:
+        self.matches = matches
         self.traits = traits
         self.headers = headers
         self.is_enforced = traits.is_enforced
-        has_condition = any(bound.rule.matching.when is not None for bound, _ in met)
+        has_condition = any(bound.rule.matching.when is not None for bound, _ in matches)
         self.is_conditional = has_condition and not traits.is_evaluated
         last: Rule | None = None
-        if met and met[-1].ends and not self.is_conditional:  # else the conditions say which rule ends the list
-            last = met[-1].bound.rule
+        if matches and matches[-1].ends and not self.is_conditional:  # else the conditions say which rule ends the list
+            last = matches[-1].bound.rule
         self.is_exempt = traits.is_preflight or (last is not None and last.action.exempts)
         self.strikes: Sequence[Signal] = ()
         if not self.is_exempt:
@@ -126,7 +128,7 @@ class Plan:
             self.verdict = Decision(False, Reason.BLOCKED, by=last.label, status=last.action.status)
         self.limiting: list[BoundRule] = []
         self.shadows: list[BoundRule] = []
-        for bound, _ in met:
+        for bound, _ in matches:
             if bound.rule.counts and bound.rule.action.is_shadow:
                 self.shadows.append(bound)
             elif bound.rule.counts and self.verdict.allowed:

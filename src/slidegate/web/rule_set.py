@@ -21,7 +21,7 @@ from .endpoint_rule import spelled
 from .headers import Headers
 from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, Texts
-from .plan import Effect, Met, Plan, Signal, Traits
+from .plan import Effect, Plan, RuleMatch, Signal, Traits
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
 
@@ -172,34 +172,34 @@ class RuleSet:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
                 logger.exception("selecting rules failed; every limit counts the request%s", left_out)
-            met = self.met(scope, ANY_PATH)
+            matches = self.matches_of(scope, ANY_PATH)
             if self.defaults is not None:
-                met.append(Met(self.defaults.of()))
-            return self.plan_of(met, (), Traits(is_preflight))
+                matches.append(RuleMatch(self.defaults.of()))
+            return self.plan_of(matches, (), Traits(is_preflight))
 
     def _new_plan(self, scope: Scope, is_preflight: bool, request: object) -> Plan:
         """Return the plan of a request, and remember it if all with the same type, method, path and root have it."""
         texts = self._paths.texts(scope)
-        met = self.met(scope, texts)
+        matches = self.matches_of(scope, texts)
         is_lasting = True
-        if self.defaults is not None and not is_ended(met):
+        if self.defaults is not None and not is_ended(matches):
             of_route, is_lasting = self.defaults.find(scope)
-            met += [Met(bound) for bound in of_route]
+            matches += [RuleMatch(bound) for bound in of_route]
         strikes: Sequence[Signal] = ()
         if self._honeypots is not None:
             strikes = self._honeypots(texts)
-        plan = self.plan_of(met, strikes, Traits(is_preflight))
+        plan = self.plan_of(matches, strikes, Traits(is_preflight))
         if is_lasting:
             remember(self._by_request, request, plan, MANY, PATH_BYTES)
         return plan
 
-    def met(self, scope: Scope, texts: Texts) -> list[Met]:
-        """Return the rules that a request meets, in order, up to one that certainly ends the list."""
+    def matches_of(self, scope: Scope, texts: Texts) -> list[RuleMatch]:
+        """Return the rules that match a request, in order, up to one that certainly ends the list."""
         indexes: Iterable[int] = range(len(self.own))
         if texts:
             indexes = sorted({*self._anywhere, *self._index.find(texts)})
         scope_type, method = scope["type"], method_of(scope)
-        met: list[Met] = []
+        matches: list[RuleMatch] = []
         for index in indexes:
             bound = self.own[index]
             if not bound.rule.matching.allows(scope_type, method):
@@ -207,19 +207,19 @@ class RuleSet:
             ends = _ends(bound, method, texts)
             if bound.rule.action.exempts and not ends:  # an exemption applies only if it matches exactly
                 continue
-            met.append(Met(bound, ends))
-            if is_ended(met):
+            matches.append(RuleMatch(bound, ends))
+            if is_ended(matches):
                 break
-        return met
+        return matches
 
-    def plan_of(self, met: Sequence[Met], strikes: Sequence[Signal], traits: Traits) -> Plan:
-        """Return the plan for the rules that a request meets; the same one for the same rules."""
+    def plan_of(self, matches: Sequence[RuleMatch], strikes: Sequence[Signal], traits: Traits) -> Plan:
+        """Return the plan for the rules that match a request; the same one for the same rules."""
         if traits.is_preflight and not traits.is_evaluated:
-            met = [Met(bound.for_preflights(), ends) for bound, ends in met]
-        memo_key = *met, *map(id, strikes), traits  # signals live as long as the policy, so their ids stay theirs
+            matches = [RuleMatch(bound.for_preflights(), ends) for bound, ends in matches]
+        memo_key = *matches, *map(id, strikes), traits  # signals live as long as the policy, so their ids stay theirs
         plan = self._plans.get(memo_key)
         if plan is None:
-            plan = Plan(tuple(met), strikes, traits, self._headers)
+            plan = Plan(tuple(matches), strikes, traits, self._headers)
             plan.effects = self._effects_of(plan)
             remember(self._plans, memo_key, plan)
         return plan
@@ -243,7 +243,7 @@ class RuleSet:
         for namesake in self.own:
             if namesake.identity == identity and namesake.rule.counts:
                 rule = rule.limited_as(namesake.rule)
-        return self.plan_of([Met(self.bind(rule, identity))], (), Traits())
+        return self.plan_of([RuleMatch(self.bind(rule, identity))], (), Traits())
 
     def differing(self, rule: Rule, identity: str, where: str) -> str:
         """Return how limits differ from those that were first written under their name; empty if they do not.
@@ -313,13 +313,13 @@ def method_of(scope: Scope) -> Any:
     return scope.get("method", "GET")
 
 
-def is_ended(met: Sequence[Met]) -> bool:
-    """Return whether the last of the rules that a request meets ends the list, whatever conditions say."""
-    return bool(met) and met[-1].ends and met[-1].bound.rule.matching.when is None
+def is_ended(matches: Sequence[RuleMatch]) -> bool:
+    """Return whether the last of the rules that match a request ends the list, whatever conditions say."""
+    return bool(matches) and matches[-1].ends and matches[-1].bound.rule.matching.when is None
 
 
 def _ends(bound: BoundRule, method: object, texts: Texts) -> bool:
-    """Return whether a rule that a request meets ends the list.
+    """Return whether a rule that matches a request ends the list.
 
     Limits and blocks match generously; what exempts or ends the list matches exactly this method, and every text of the
     path.
