@@ -205,7 +205,7 @@ class RateLimit:
             visit.add_decision(decision, plan.rendered_of(decision))
             if plan.effects:
                 visit.effects = [*visit.effects, *plan.effects]
-        elif visit.refusal is not None:  # it was caught; else what counts nothing is no decision
+        elif visit.refusal is not None:  # a refusal that was caught; otherwise what counts nothing is no decision
             visit.add_decision(decision, None)
         if plan.shadows:
             await policy.counting.observe(visit, plan.shadows, connection)

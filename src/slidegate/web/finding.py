@@ -33,22 +33,22 @@ class Findings:
     """The findings about one middleware.
 
     Attributes:
-        found: The findings so far.
+        reported: The findings so far.
         requests_left: How many of the next requests are checked.
         first: The first requests: the key of the client of each, and a hash of what its header fields name.
     """
 
     def __init__(self) -> None:
-        self.found: list[Finding] = []
+        self.reported: list[Finding] = []
         self.requests_left = REQUESTS_CHECKED
         self.first: list[tuple[str, int]] = []
 
-    def report(self, found: Iterable[Finding]) -> None:
+    def report(self, findings: Iterable[Finding]) -> None:
         """Report the first findings of one kind. If a check raises, that is logged and no request fails."""
         try:
-            for finding in islice(found, MOST_NAMED):
-                if finding not in self.found:
-                    self.found.append(finding)
+            for finding in islice(findings, MOST_NAMED):
+                if finding not in self.reported:
+                    self.reported.append(finding)
                     logger.warning("%s", finding)
         except Exception:
             logger.exception("checking for findings failed")

@@ -364,8 +364,8 @@ user: Final = _User()
 The user is `request.user`, which Starlette's `AuthenticationMiddleware` sets (add it outside `RateLimitMiddleware`),
 else ``request.state.user``, which for limits at FastAPI endpoints a dependency may set. Its ``identity``, ``id``,
 ``display_name``, ``username`` or ``sub`` counts, the first that there is, as the application spells it:
-``Ann@example.org`` and ``ann@example.org`` are two. Without a user, the client's address counts; a ban policy strikes
-nobody then.
+``Ann@example.org`` and ``ann@example.org`` are two. Without a user, the client's address counts, and a ban policy does
+not strike.
 """
 
 

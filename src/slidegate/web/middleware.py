@@ -159,7 +159,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.key = policy.rules.key
         self.client = policy.address
         self.lists = policy.lists
-        self.findings = policy.findings.found
+        self.findings = policy.findings.reported
         self.ban_policies = tuple(policy.signals.ban_policies.values())
         for file in policy.files:
             file.observe(self.limiter.engine.emit)

@@ -190,7 +190,7 @@ class Rule:
         return f"<Rule {' '.join(words)}>"
 
     def keyed(self, key: Key | KeyFunction) -> Rule:
-        """Return the rule with the given key if it counts and has no key of its own, else unchanged."""
+        """Return the rule with a key, if it counts and has none; else unchanged."""
         if self.charging.key is not None or not self.counts:
             return self
         rule = copy(self)
