@@ -70,6 +70,7 @@ async def test_in_a_worker_thread_of_a_loop_it_works(url: str) -> None:
     await limiter.close()
 
 
+@pytest.mark.all
 def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.stores.lmdb.store.LmdbBans.change.__defaults__", (0.2,))  # 30 s for commands
     observer = RecordingObserver(without=["refused"])
