@@ -98,7 +98,7 @@ class Tally:
         """Count a request that was refused, failed, was left by its client, or met several decisions."""
         checks = [check for decision in outcome.decisions for check in decision.checks]
         route = outcome.route
-        # Nobody knows which route a middleware has refused: that is no request to a path without one.
+        # A middleware refuses before the route is known: that is no request to a path without one.
         if outcome.ended == "refused" and route == NO_ROUTE:
             route = ""
         traffic = self._traffic(outcome.rules, route)
