@@ -79,7 +79,7 @@ def test_one_request_costs_no_more_bytecodes_and_calls_than_it_should() -> None:
 # -- one set of numbers on all pages -----------------------------------------------------------------------------------
 
 
-PARTS = {3: "a third", 4: "a quarter", 5: "a fifth", 9: "a ninth", 10: "a tenth"}
+PARTS = {3: "a third", 4: "a quarter", 5: "a fifth", 8: "an eighth", 9: "a ninth", 10: "a tenth"}
 
 
 def measured() -> dict[str, dict[str, list[str]]]:
@@ -115,8 +115,7 @@ def shown() -> dict[str, list[str]]:
         ],
         "docs/reference/api.md": [f"the middleware adds {PARTS[round(ours / (ours - compiled))]} less"],
         "benchmarks/README.md": [
-            f"**Statistics and Prometheus** cost {dear[0]:.1f} to {dear[-1]:.1f} times as much, "
-            f"permits {permits:.1f} times",
+            f"**Statistics and Prometheus** cost {dear[-1]:.1f} times as much, permits {permits:.1f} times",
             f"**A refusal at an endpoint** costs {refused} to {decorated} times fastapi-limiter's",
         ],
     }
