@@ -142,7 +142,7 @@ def test_behind_a_writer_that_is_stopped_all_that_a_hit_asks_takes_little_more_t
     with limiter.sync as blocking, open(tmp_path / "gate", "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for number in range(5):
-            limiter.engine.overrides._next_us, began_s = 0, time.now_s  # as half a second later
+            limiter.engine.refresher.fresh_until_ns, began_s = 0, time.now_s  # as half a second later
             assert blocking.hit("user:1", "100/hour").remaining == 99 - number, "counted in this process"
             assert time.now_s - began_s <= (0.062 if number < 3 else 0), number
         fcntl.flock(file, fcntl.LOCK_UN)
