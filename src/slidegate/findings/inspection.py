@@ -106,7 +106,7 @@ def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
     policy: Policy = visit.policy
     policy.findings.report(_about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
     if _counts_users(rule) and not _has_user(scope):
-        visit.effects = [*visit.effects, _LateUser(rule, scope)]
+        visit.effects = [*visit.effects, _UserCheck(rule, scope)]
 
 
 # -- one request -------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def _about_late_user(policy: Policy) -> Iterator[Finding]:
         )
 
 
-class _LateUser(Effect):
+class _UserCheck(Effect):
     """Looks for a user who was missing when a limit at an endpoint counted by user, when the response starts.
 
     Args:

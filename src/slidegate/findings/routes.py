@@ -98,20 +98,20 @@ def about_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
     for rule in rules:
         if rule.action.blocks:  # for scanners, whose paths have no routes
             continue
-        wanted = _USUAL_METHODS & (rule.matching.methods or set())
-        taken: set[str] = set()
+        rule_methods = _USUAL_METHODS & (rule.matching.methods or set())
+        route_methods: set[str] = set()
         for rule_path in rule.matching.rule_paths:
             path = rule_path.path
-            candidates = routes.meeting(path, wanted)
+            candidates = routes.meeting(path, rule_methods)
             if not candidates:
                 yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route; {routes.remedy(path)}")
             for route in candidates:
-                taken |= route.methods or wanted
+                route_methods |= route.methods or rule_methods
             if ":path}" in path:  # that of many routes, whatever they take
-                taken |= wanted
-        if wanted and taken and taken.isdisjoint(wanted):
-            text = f"rule {rule.label!r} is for {', '.join(sorted(wanted))}, which no route of its path takes"
-            yield Finding("SG136", f"{text}; they take {', '.join(sorted(taken - {'HEAD'}))}")
+                route_methods |= rule_methods
+        if rule_methods and route_methods and route_methods.isdisjoint(rule_methods):
+            text = f"rule {rule.label!r} is for {', '.join(sorted(rule_methods))}, which no route of its path takes"
+            yield Finding("SG136", f"{text}; they take {', '.join(sorted(route_methods - {'HEAD'}))}")
 
 
 class _Routes:

@@ -192,8 +192,9 @@ class Refresher:
         Returns:
             The read that runs; None if it has ended, because the store answers at once.
         """
-        for task in _on_this_loop(self._reads):
-            return task
+        running = _on_this_loop(self._reads)
+        if running:
+            return running[0]
         number, asked_ns = self._overrides.begin_reading(), self._clock.monotonic_ns()
         try:
             answer = self._rows.ask(LIMITS, 0, deadline_s)
@@ -205,9 +206,9 @@ class Refresher:
         except Exception as error:
             self._failed(error)
             return None
-        return _start_task(self._apply_when_on_this_loop(number, answer, asked_ns, deadline_s), self._reads)
+        return _start_task(self._apply_answer(number, answer, asked_ns, deadline_s), self._reads)
 
-    async def _apply_when_on_this_loop(
+    async def _apply_answer(
         self, number: int, answer: Sequence[ReadRow] | Awaitable[Sequence[ReadRow]], asked_ns: int, deadline_s: float
     ) -> None:
         try:
