@@ -264,7 +264,7 @@ async def test_a_connection_that_leads_to_a_replica_now_is_given_up_for_one_to_t
                 await asyncio.to_thread(pair.wait_copied)  # while what else was asked is answered
                 pair.fail_over()
                 address_that_moves.target = pair.master.port
-                assert await site.hits(1) == [CLOSED]
+                assert await site.hits(3) == [CLOSED] * 3, "an outage"
                 assert await site.hits(2) == [PASSED, LIMITED]
 
 
@@ -687,7 +687,7 @@ async def test_only_the_node_with_the_keys_matters_and_is_found_again(fault: str
             assert emitted[:1] + emitted[-1:] == ([] if sick else ["store_failed", "store_recovered"])
 
 
-# -- sentinels: any of them may be dead, hang or be out of date --------------------------------------------------------
+# -- sentinels: any of them may be dead or hang ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -742,14 +742,6 @@ async def test_one_live_sentinel_is_enough_to_follow_a_failover(
         await eventually(what_was_counted_goes_on)
 
 
-@pytest.mark.all
-async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_says(pair: ReplicaPair) -> None:
-    with Sentinel(pair.replica) as late, Sentinel(pair.master) as right:
-        # The one that is late finds out that it watches a replica only after a while.
-        async with Limiter.from_url(url_of([late, right]), deadline="10s", on_error="deny") as limiter:
-            assert (await limiter.hit("user:1", "1000/hour")).allowed
-
-
 @pytest.mark.parametrize("own", [None, "own p+w&:/@%", "srv"])
 async def test_sentinels_have_no_password_or_one_of_their_own(own: str | None) -> None:
     with RedisServer("--requirepass", "srv", password="srv") as server, Sentinel(server, own) as sentinel:
@@ -768,13 +760,13 @@ async def test_sentinels_have_no_password_or_one_of_their_own(own: str | None) -
 async def test_errors_and_messages_name_the_service(sentinels: list[Sentinel]) -> None:
     url = url_of(sentinels)
     async with store_at(url.replace("/mymaster", "/gaet")) as store:
-        with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No master found"):
+        with pytest.raises(StoreUnavailable, match="No master found for 'gaet'"):
             await store.reset("user:1")
     for sentinel in sentinels:
         sentinel.kill()
     site = Site(url, "deny", 10.0)
     async with site.limiter:
-        assert await site.hits(1) == [CLOSED]
+        assert await site.hits(3) == [CLOSED] * 3, "an outage"
     message = site.observer.events[0].message
-    assert "service 'mymaster'" in message
+    assert "No master found for 'mymaster'" in message
     assert "6379" not in message

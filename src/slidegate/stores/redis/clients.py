@@ -21,7 +21,6 @@ timeouts are the store's, and nothing is ever sent twice, because a charge whose
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,11 +35,10 @@ from redis.asyncio import ConnectionPool, Redis, RedisCluster, SSLConnection
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.credentials import StreamingCredentialProvider
 from redis.event import AfterPooledConnectionsInstantiationEvent, ClientType, EventDispatcher
-from redis.exceptions import RedisError
 
 from ...core.errors import ConfigurationError, closest, quoted
 from ..shared import clean_address, read_options
@@ -239,8 +237,8 @@ def own_pool(other: Any, timeout_s: float) -> ConnectionPool:
     """Return a pool with the settings of another one."""
     settings = _settings(other.connection_kwargs, timeout_s) | {"connection_class": other.connection_class}
     if isinstance(other, SentinelConnectionPool):
-        masters = _Masters(other.sentinel_manager, settings, timeout_s)
-        return SentinelConnectionPool(other.service_name, masters, **settings)  # type: ignore[no-untyped-call]
+        sentinels = _Sentinels(other.sentinel_manager, timeout_s)
+        return SentinelConnectionPool(other.service_name, sentinels, **settings)  # type: ignore[no-untyped-call]
     return ConnectionPool(**settings)
 
 
@@ -259,49 +257,25 @@ def _settings(kwargs: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     }
 
 
-class _Masters:
-    """Finds the master of a service, in the place of redis-py's `Sentinel`, which asks one sentinel after another.
+class _Sentinels:
+    """The sentinels of a service: redis-py's `Sentinel`, whose connections are closed when one has answered.
 
     Args:
-        sentinel: The `Sentinel` of the user's client.
-        settings: The settings of connections to servers.
-        timeout_s: How long a sentinel or a server may take.
+        sentinel: The `Sentinel` of the user's client, which is not changed.
+        timeout_s: How long all sentinels may take, which are asked one after another: most of them may hang.
     """
 
-    def __init__(self, sentinel: Any, settings: dict[str, Any], timeout_s: float) -> None:
-        self._sentinel = sentinel
-        self._settings = settings
-        self._timeout_s = timeout_s
+    def __init__(self, sentinel: Any, timeout_s: float) -> None:
+        self._sentinel = copy(sentinel)
+        each_s = timeout_s / len(sentinel.sentinels)
+        pools = [own_pool(one.connection_pool, each_s) for one in sentinel.sentinels]
+        self._sentinel.sentinels = [Redis(connection_pool=pool) for pool in pools]
 
     async def discover_master(self, service: str) -> tuple[str, int]:
-        """Ask all sentinels at once; return the first address whose server says that it is a master.
-
-        Raises:
-            MasterNotFoundError: There is none.
-        """
-        failed: Exception | None = None
-        asked = [asyncio.ensure_future(self._ask(sentinel, service)) for sentinel in self._sentinel.sentinels]
+        """Return the address of the master; the sentinel that has said it is asked first the next time."""
         try:
-            for answer in asyncio.as_completed(asked):
-                try:
-                    return await answer
-                except (RedisError, OSError) as error:
-                    failed = error
-            raise MasterNotFoundError(f"no sentinel leads to a master of service {service!r}: {failed}") from failed
+            master: tuple[str, int] = await self._sentinel.discover_master(service)
+            return master
         finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.shield(asyncio.gather(*asked, return_exceptions=True))  # they close their connections
-
-    async def _ask(self, sentinel: Redis, service: str) -> tuple[str, int]:
-        """Ask one sentinel, which may be out of date, and then the server that it names."""
-        async with Redis.from_pool(own_pool(sentinel.connection_pool, self._timeout_s)) as own:
-            await own.ping()  # says by itself why it cannot be reached
-            alone = copy(self._sentinel)
-            alone.sentinels = [own]
-            pool: Any = SentinelConnectionPool(service, alone, **self._settings)  # type: ignore[no-untyped-call]
-            async with Redis.from_pool(pool) as server:
-                if (await server.info("replication"))["role"] != "master":
-                    raise MasterNotFoundError(f"the server that a sentinel names for service {service!r} is no master")
-            host, port = pool.master_address
-            return host, port
+            for one in self._sentinel.sentinels:
+                await one.connection_pool.disconnect()
