@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from slidegate import ConfigurationError, Limiter, MemoryStore
 from slidegate.stores.open_store import open_store
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.clients import SCHEMES, open_client
+from slidegate.stores.redis.clients import OPTIONS, open_client
 
 from ..fault_proxy import HOST, FaultProxy
 from ..redis_servers import RedisServer, needs_redis
@@ -34,7 +34,8 @@ SETTINGS = ("path", "db", "ssl", "username", "password", "ssl_ca_certs", "ssl_ch
 
 def settings_of(url: str) -> str:
     """Return what the client for an address was told: hosts, the service, and some of its settings."""
-    client: Any = open_client(ast.literal_eval(url))
+    client: Any
+    client, _ = open_client(ast.literal_eval(url), {})
     if isinstance(client, RedisCluster):
         found, words = client.connection_kwargs, [node.name for node in client.nodes_manager.startup_nodes.values()]
     else:
@@ -73,12 +74,12 @@ def test_options_and_addresses_that_cannot_work_are_refused_with_what_would(text
     texts(Path(__file__).with_name("messages.txt"), ">>> ", refusal_of)
 
 
-@given(st.sampled_from(SCHEMES), st.text(max_size=12), st.text(max_size=12), st.text(max_size=12))
+@given(st.sampled_from([*OPTIONS]), st.text(max_size=12), st.text(max_size=12), st.text(max_size=12))
 def test_a_password_is_never_shown_wherever_it_was_put(scheme: str, before: str, between: str, after: str) -> None:
     url = f"{scheme}://{before}{SECRET}{between}@h{after}"
     shown = ""
     try:
-        open_client(url)
+        open_client(url, {})
     except ConfigurationError as error:
         # What stands where options do is named, so that it can be put right.
         shown = str(error).partition("unknown option")[0]
@@ -110,7 +111,8 @@ async def test_white_space_around_an_address_is_dropped_and_inside_refused(url: 
 
 
 async def write(url: str, key: str) -> None:
-    client: Any = open_client(url)
+    client: Any
+    client, _ = open_client(url, {})
     client.connection_pool.connection_kwargs.update(socket_timeout=5, retry=Retry(NoBackoff(), 0))
     try:
         assert await client.set(key, "1")

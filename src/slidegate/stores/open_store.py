@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import unquote, urlencode
+from urllib.parse import unquote
 
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.passwords import AnyAddress, address_in
@@ -90,18 +90,8 @@ def _lmdb(place: str, query: str, expected: str, create: bool) -> Store:
 def _redis(url: str, create: bool) -> Store:
     try:
         from .redis import RedisStore
-        from .redis.clients import CLIENT_OPTIONS
+        from .redis.clients import open_client
     except ImportError as error:
         raise ConfigurationError(f"store address: {error}") from error
-    place, _, query = url.partition("?")
-    client_options: list[tuple[str, str]] = []
-    types, where = _OPTIONS["redis"], f"store address: {url.partition('://')[0]}://…"
-    options = read_options(query, types, where, client_options)
-    for name, _ in client_options:
-        if name not in CLIENT_OPTIONS:
-            raise ConfigurationError(
-                f"{where}: unknown option {quoted(name)}{closest(name, [*types, *CLIENT_OPTIONS])}"
-            )
-    if client_options:
-        place += f"?{urlencode(client_options)}"
-    return RedisStore(place, create=create, **options)
+    client, options = open_client(url, _OPTIONS["redis"])
+    return RedisStore(client, create=create, **options)

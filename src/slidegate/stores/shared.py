@@ -109,15 +109,12 @@ def clean_address(url: str) -> str:
     return url
 
 
-def read_options(
-    query: str, types: Mapping[str, type], where: str, others: list[tuple[str, str]] | None = None
-) -> dict[str, Any]:
+def read_options(query: str, types: Mapping[str, type], where: str) -> dict[str, Any]:
     """Return the options in the query of an address.
 
     Args:
         types: The types of the options by name: `int`, `bool` or `str`.
         where: What error messages begin with.
-        others: Receives other options; by default they are errors.
 
     Raises:
         ConfigurationError: An option is unknown, or has no value of its type.
@@ -125,18 +122,15 @@ def read_options(
     options: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         kind = types.get(name)
-        if kind is None and others is not None:
-            others.append((name, value))
-        elif kind is None:
+        if kind is None:
             raise ConfigurationError(f"{where}: unknown option {quoted(name)}{closest(name, types)}")
-        elif kind is int and not _NUMBER.fullmatch(value):
+        if kind is int and not _NUMBER.fullmatch(value):
             raise ConfigurationError(f"{where}: {name} needs a whole number, not {quoted(value)}")
-        elif kind is bool and value.lower() not in ("true", "false"):
+        if kind is bool and value.lower() not in ("true", "false"):
             raise ConfigurationError(f"{where}: {name} needs true or false, not {quoted(value)}")
-        elif not value:
+        if not value:
             raise ConfigurationError(f"{where}: {name} needs a value")
-        else:
-            options[name] = value.lower() == "true" if kind is bool else kind(value)
+        options[name] = value.lower() == "true" if kind is bool else kind(value)
     return options
 
 

@@ -22,10 +22,9 @@ timeouts are the store's, and nothing is ever sent twice, because a charge whose
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from copy import copy
-from functools import partial
 from inspect import signature
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
@@ -39,22 +38,25 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.credentials import StreamingCredentialProvider
 from redis.event import AfterPooledConnectionsInstantiationEvent, ClientType, EventDispatcher
+from redis.exceptions import RedisClusterException
 
-from ...core.errors import ConfigurationError, closest, quoted
+from ...core.errors import ConfigurationError
 from ..shared import clean_address, read_options
 
 Client: TypeAlias = "Redis | RedisCluster"
 Options: TypeAlias = dict[str, Any]
-Wrong: TypeAlias = Callable[[str], ConfigurationError]
 
-EXAMPLE: Final = "redis://localhost:6379/0"
-ESCAPES: Final = "in a user or password, write : as %3A, @ as %40, / as %2F, ? as %3F and # as %23"
+EXPECTED: Final = (
+    "redis://host:6379/0, redis+cluster://h1:6379,h2:6379, redis+sentinel://h1:26379,h2:26379/mymaster/0 or "
+    "unix:///run/redis.sock, with 'user:password@' or ':password@' before hosts; there write : as %3A, @ as %40, "
+    "/ as %2F, ? as %3F and # as %23"
+)
 _SENTINEL_OPTIONS: Final[dict[str, type]] = {"sentinel_username": str, "sentinel_password": str}
 _TLS_OPTIONS: Final[dict[str, type]] = {
     **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"), str),
     "ssl_check_hostname": bool,
 }
-_OPTIONS: Final[dict[str, dict[str, type]]] = {
+OPTIONS: Final[dict[str, dict[str, type]]] = {
     "redis": {},
     "rediss": _TLS_OPTIONS,
     "redis+cluster": {},
@@ -64,116 +66,80 @@ _OPTIONS: Final[dict[str, dict[str, type]]] = {
     "unix": {"db": int},
 }
 """By scheme, the options of clients that an address may have."""
-SCHEMES: Final = tuple(_OPTIONS)
-CLIENT_OPTIONS: Final = ("db", *_SENTINEL_OPTIONS, *_TLS_OPTIONS)
 _PORT: Final = 6_379
 _SENTINEL_PORT: Final = 26_379
-_SHAPE: Final = re.compile(r"([^/?#@:]*:[^/?#@]*@)?([^/?#@]*)(/[^?#]*)?(?:\?([^#]*))?")
+_SHAPE: Final = re.compile(r"([^/?#@:]*:[^/?#@]*@)?([^/?#@]*)(/[^?#@]*)?(?:\?([^#]*))?")
 """An address without its scheme: user and password, hosts, path, options."""
-_DATABASE: Final = re.compile(r"[0-9]{0,5}")
-_VERIFY: Final = ("none", "optional", "required")
 _OF_ITS_OWNER: Final = ("connection_pool", "event_dispatcher", "himport_", "maint_", "orig_", "oss_cluster_")
 """The start of settings that refer to the pool or the cluster from which they were read."""
 _CLUSTER_OPTIONS: Final = signature(RedisCluster.__init__).parameters.keys()
 
 
-def open_client(url: str) -> Client:
+def open_client(url: str, others: Mapping[str, type]) -> tuple[Client, Options]:
     """Create the client for an address. It does not connect before it is used.
+
+    Args:
+        url: The address.
+        others: The types of the options that it may have besides those of the client.
+
+    Returns:
+        The client, and the other options.
 
     Raises:
         ConfigurationError: The address is invalid.
     """
     scheme, _, rest = clean_address(url).partition("://")
     scheme = scheme.lower()
-    if scheme not in SCHEMES:
-        raise ConfigurationError(
-            f"store address: expected one like {EXAMPLE!r}, with a scheme of {', '.join(SCHEMES)}"
-            f"{closest(scheme, SCHEMES)}"
-        )
-    wrong = partial(_wrong, scheme)
-    shape = _SHAPE.fullmatch(rest)
-    if shape is None:
-        raise wrong(f"expected 'user:password@' or ':password@' before the host; {ESCAPES}")
-    login, hosts, path, query = shape.groups("")
-    options = read_options(query, _OPTIONS[scheme], f"store address: {scheme}://…")
+    types, shape = OPTIONS.get(scheme), _SHAPE.fullmatch(rest)
+    if types is not None and shape is not None:
+        login, hosts, path, query = shape.groups("")
+        options = read_options(query, {**others, **types}, f"store address: {scheme}://…")
+        others_given = {name: options.pop(name) for name in others if name in options}
+        with suppress(ValueError, KeyError, RedisClusterException):  # whose text may hold a mistyped password
+            return _client(scheme, login, hosts, path, options), others_given
+    raise ConfigurationError(f"store address: expected {EXPECTED}")
+
+
+def _client(scheme: str, login: str, hosts: str, path: str, options: Options) -> Client:
+    """Return the client for the parts of an address, as redis-py reads each of them.
+
+    Raises:
+        ValueError: One of them is invalid, or the service is missing.
+        KeyError: A host is missing.
+        RedisClusterException: It is a cluster with another database than 0.
+    """
     if scheme == "unix":
-        if hosts or len(path) < 2:
-            raise wrong("expected the path of a Unix socket, for example unix:///run/redis.sock")
-        return Redis.from_url(f"unix://{login}{path}", **options)
+        return Redis.from_url(f"unix://{login}{hosts}{path}", **options)
     if scheme.startswith("rediss"):
-        options = _tls(options, wrong)
-    user: Options = parse_url(f"redis://{login}")  # type: ignore[assignment]
+        verify = options.get("ssl_cert_reqs", "required").lower().removeprefix("cert_")  # as Python's `ssl` writes it
+        # Without a certificate to verify there is no name to compare.
+        options = {"ssl": True, "ssl_check_hostname": verify != "none", **options, "ssl_cert_reqs": verify}
+    service, default_port, number = "", _PORT, path[1:]
     if scheme.endswith("+sentinel"):
-        return _master(hosts, path, options, user, wrong)
-    return _server(scheme, hosts, path, options | user, wrong)
-
-
-def _server(scheme: str, hosts: str, path: str, options: Options, wrong: Wrong) -> Client:
-    """Return the client for a server or a cluster."""
-    nodes = _nodes(hosts, _PORT, wrong)
-    database = _database(path[1:], wrong)
-    if scheme.endswith("+cluster"):
-        if database:
-            raise wrong(f"a cluster has only database 0, not {database}")
-        return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in nodes], **options)
-    if len(nodes) != 1:
-        raise wrong(f"expected one host, not {len(nodes)}; for several, use {scheme}+cluster or {scheme}+sentinel")
-    ((host, port),) = nodes
-    return Redis(host=host, port=port, db=database, **options)
-
-
-def _master(hosts: str, path: str, options: Options, user: Options, wrong: Wrong) -> Redis:
-    """Return the client for the master of a Sentinel service."""
-    service, _, number = path[1:].partition("/")
-    nodes, database = _nodes(hosts, _SENTINEL_PORT, wrong), _database(number, wrong)
-    if not service or "@" in service:
-        raise wrong(f"expected the name of a service, for example redis+sentinel://localhost:26379/mymaster; {ESCAPES}")
-    # User and password are those of the servers; sentinels have separate ones, and use the same TLS.
-    of_sentinels: Options = {}
-    for name in _SENTINEL_OPTIONS:
-        if name in options:
-            of_sentinels[name.removeprefix("sentinel_")] = options.pop(name)
-    if of_sentinels and "password" not in of_sentinels:
-        raise wrong("sentinel_username needs sentinel_password, too")
-    sentinel = Sentinel(nodes, sentinel_kwargs=options | of_sentinels)  # type: ignore[no-untyped-call]
-    master: Redis = sentinel.master_for(unquote(service), db=database, **options, **user)
-    return master
-
-
-def _nodes(hosts: str, default_port: int, wrong: Wrong) -> list[tuple[str, int]]:
-    """Return the hosts of an address, and their ports."""
+        default_port = _SENTINEL_PORT
+        service, _, number = number.partition("/")
+        if not service:
+            raise ValueError("it has no service")
     nodes: list[tuple[str, int]] = []
     for host in hosts.split(","):
-        parsed: Options = {}
-        with suppress(ValueError):  # whose text may hold a mistyped password
-            parsed = parse_url(f"redis://{host}")  # type: ignore[assignment]
-        if "host" not in parsed:
-            raise wrong(f"expected host:port, with a port from 1 to 65535; {ESCAPES}")
-        nodes.append((parsed["host"], parsed.get("port", default_port)))
-    return nodes
+        node = parse_url(f"redis://{host}")
+        nodes.append((node["host"], node.get("port", default_port)))
+    settings: Options = {"db": int(number or 0), **parse_url(f"redis://{login}")}
+    if scheme.endswith("+sentinel"):
+        return _master(nodes, unquote(service), options, settings)
+    settings |= options
+    if scheme.endswith("+cluster"):
+        return RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **settings)
+    ((host, port),) = nodes
+    return Redis(host=host, port=port, **settings)
 
 
-def _database(number: str, wrong: Wrong) -> int:
-    """Return the number of a database; 0 if none is given."""
-    if not _DATABASE.fullmatch(number):
-        raise wrong(f"expected the number of a database, 0 to 99999, for example /0; {ESCAPES}")
-    return int(number or 0)
-
-
-def _tls(options: Options, wrong: Wrong) -> Options:
-    """Return the options of TLS for the client."""
-    verify = options.get("ssl_cert_reqs", "required").lower().removeprefix("cert_")  # as Python's `ssl` writes it
-    if verify not in _VERIFY:
-        raise wrong(f"ssl_cert_reqs needs none, optional or required, not {quoted(verify)}")
-    compares_names = verify != "none"  # without a certificate to verify there is no name to compare
-    if not compares_names and options.get("ssl_check_hostname"):
-        raise wrong("ssl_check_hostname=true needs a certificate; write ssl_cert_reqs=required, or leave it out")
-    return {"ssl": True, "ssl_check_hostname": compares_names, **options, "ssl_cert_reqs": verify}
-
-
-def _wrong(scheme: str, what: str) -> ConfigurationError:
-    """Return the error about an address, which may hold a password, and so is not shown."""
-    return ConfigurationError(f"store address: {scheme}://…: {what}")
+def _master(nodes: list[tuple[str, int]], service: str, options: Options, settings: Options) -> Redis:
+    """Return the client for the master of a service: `settings` are those of servers, `options` also of sentinels."""
+    login = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+    sentinel = Sentinel(nodes, sentinel_kwargs=options | login)  # type: ignore[no-untyped-call]
+    master: Redis = sentinel.master_for(service, **options, **settings)
+    return master
 
 
 # -- our own clients ---------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class RedisStore(Store):
         _check(address, prefix, max_bans, max_waiting)
         super().__init__()
         if isinstance(address, str):
-            address = open_client(address)
+            address, _ = open_client(address, {})
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         time = StoreTime(clock)
         packing = Packing(prefix, time.unix_us, readable=readable)
