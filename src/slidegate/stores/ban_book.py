@@ -207,6 +207,12 @@ class BookBans(BanStore):
     def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
         """Call a function with the book and Unix time in one step, and emit the events of the book."""
 
+    def command(
+        self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S, *, needs_room: bool = True
+    ) -> T | Awaitable[T]:
+        """Do a command of an operator as `change` does; `needs_room` is false for one that only deletes."""
+        return self.change(do, deadline_s)
+
     def strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, deadline_s: float = COMMAND_DEADLINE_S
     ) -> Ban | Awaitable[Ban | None] | None:
@@ -217,11 +223,11 @@ class BookBans(BanStore):
         self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
     ) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
-        return self.change(lambda book, now_us: book.ban(key, length_us, reason, by, now_us), deadline_s)
+        return self.command(lambda book, now_us: book.ban(key, length_us, reason, by, now_us), deadline_s)
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
-        return self.change(lambda book, now_us: book.unban(key, by, now_us))
+        return self.command(lambda book, now_us: book.unban(key, by, now_us), needs_room=False)
 
     def load(self, bans: Iterable[Ban]) -> int | Awaitable[int]:
         self._store.expect_open()

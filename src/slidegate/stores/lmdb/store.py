@@ -254,23 +254,10 @@ class LmdbBans(BookBans):
     def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
         return self._batcher.run(Transaction.change_bans, do, deadline_s=deadline_s)
 
-    def ban(
-        self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
-    ) -> Ban | Awaitable[Ban]:
-        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
-
-        def put(book: BanBook, now_us: int) -> Ban:
-            return book.ban(key, length_us, reason, by, now_us)
-
-        return self._batcher.command(Transaction.change_bans, put, deadline_s=deadline_s)
-
-    def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
-        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
-
-        def lift(book: BanBook, now_us: int) -> bool:
-            return book.unban(key, by, now_us)
-
-        return self._batcher.command(Transaction.change_bans, lift, needs_room=False)
+    def command(
+        self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S, *, needs_room: bool = True
+    ) -> T | Awaitable[T]:
+        return self._batcher.command(Transaction.change_bans, do, needs_room=needs_room, deadline_s=deadline_s)
 
     async def _load(self, bans: Iterable[Ban]) -> int:
         imported = await super()._load(bans)
