@@ -25,7 +25,7 @@ from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL, Command
 from slidegate.stores.redis.held import HeldAnswers
 from slidegate.stores.redis.line import DEPTH, ServerLine
 from slidegate.stores.redis.protocol import SCRIPT, Script, StoreTime, real_monotonic_us, with_values
-from slidegate.stores.redis.question import Question
+from slidegate.stores.redis.requests import Question
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import RandomContract, StoreContract

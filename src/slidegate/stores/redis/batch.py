@@ -363,9 +363,8 @@ class Batcher:
             answered = [*zip(sent, reply[1:], strict=True)]
         except Exception:
             raise unexpected(reply) from None
-        parts.time.note(now_us)
-        if parts.leases:
-            parts.held.check_clock(now_us, sent_ns)
+        if parts.time.note(now_us, sent_ns) and parts.leases:
+            parts.held.drop()
         failed: StoreError | None = None
         for request, answer in answered:
             error = self._deliver_one(request, answer, now_us, sent_ns)

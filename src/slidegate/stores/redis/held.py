@@ -24,7 +24,6 @@ be gone from Redis, a lease is dropped: its units are neither spent nor refunded
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import random
@@ -37,8 +36,8 @@ from ...core.memo import MEMO_SIZE, remember
 from ...core.reservation import Reservation, reserved
 from ...core.ring import WindowState
 from ..forks import ForkHook, restart_if_forked
-from .protocol import StoreTime, real_monotonic_us
-from .question import Question
+from .protocol import StoreTime
+from .requests import Question
 
 TRUST_US: Final = 1_000_000
 """The longest time for which an answer is used, and how old the last poll may be when a lease is spent."""
@@ -50,8 +49,6 @@ CLOCK_ERROR: Final = 1_000
 """A lease is shorter by this part: so much slower than the clock of the server may that of the worker go."""
 ROUNDING_US: Final = 5
 """What the rounding of both clocks may add."""
-STEP_US: Final = 1_000
-"""How far a clock has to step to be noticed."""
 
 Refund: TypeAlias = Callable[[Sequence[Reservation]], None]
 
@@ -118,8 +115,6 @@ class HeldAnswers:
         self._latest_us = 0
         self._refusals_end_us = 0
         """When the last refusal ends."""
-        self._ahead_us = -math.inf, math.inf
-        """How far the server's clock is ahead of the monotonic one, at least and at most."""
         self._in_child = ForkHook(self.drop)
 
     # -- questions ---------------------------------------------------------------------------------------------------
@@ -266,20 +261,6 @@ class HeldAnswers:
         if self._time.is_real:  # those of all keys end with the same slices: refunds are spread over half as long
             lasts_s = (lease.until_us - lease.came_us) / 1_000_000 * (1 + random() / 2)
             asyncio.get_running_loop().call_later(lasts_s, self.refund_rest, lease, refund)
-
-    def check_clock(self, now_us: int, sent_ns: int) -> None:
-        """Compare the clocks at an answer received now; drop all leases if the server's clock has stepped.
-
-        Args:
-            now_us: The server's time.
-            sent_ns: When it was asked for (monotonic).
-        """
-        then_least_us, then_most_us = self._ahead_us
-        least_us = now_us - real_monotonic_us()
-        most_us = now_us - sent_ns // 1_000
-        self._ahead_us = least_us - STEP_US, most_us + STEP_US
-        if self._time.is_real and max(least_us, then_least_us) > min(most_us, then_most_us):
-            self.drop()
 
     # -- refunds -----------------------------------------------------------------------------------------------------
 

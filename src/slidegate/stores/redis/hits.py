@@ -34,8 +34,7 @@ from .protocol import (
     unexpected,
     unpack_ban,
 )
-from .question import Question
-from .requests import Request
+from .requests import Question, Request
 
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
@@ -58,6 +57,7 @@ class DecisionRequest(Request):
         question: What is asked; no ban refuses a charge.
         networks: The bans of networks by which it was packed, as all that follows.
         by_network: Those of them that refuse it.
+        is_repeated: Whether it was asked before in about a second, in a store with leases.
     """
 
     batcher: Batcher
@@ -65,6 +65,7 @@ class DecisionRequest(Request):
     question: Question
     networks: BannedNetworks | None = None
     by_network: Sequence[Ban] = ()
+    is_repeated: bool = False
 
     def pack(self) -> Packed:
         """Pack it; if a banned network refuses it, as a peek: the key's own ban may last longer."""
@@ -78,8 +79,8 @@ class DecisionRequest(Request):
         if not question.may_lease:
             return packed
         ahead = 0
-        question.note_asked(monotonic_ns())
-        if question.is_repeated:
+        self.is_repeated = question.note_asked(monotonic_ns())
+        if self.is_repeated:
             ahead = parts.held.ahead(question, self.batcher.refund_in_background)
         return Packed(packed.names, packed.request, (ahead,))
 
@@ -116,7 +117,7 @@ class DecisionRequest(Request):
         spent = int(self.is_awaited() and not self.by_network)
         decision = self._of_limits(answer, now_us)
         held.end_refusals(question)
-        if question.may_lease and question.is_repeated:
+        if self.is_repeated:
             # How many equal hits were charged, and how long after that their first slice ends.
             charged, lasts_us = _LEASED.unpack(answer[-_LEASED.size :])
             held.keep_lease(question, decision, sent_ns, lasts_us, charged, spent, refund)

@@ -9,6 +9,7 @@ reading for each ask, or other rows; see `hits` and ``lua/windows.lua``.
 
 from __future__ import annotations
 
+import math
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
@@ -342,6 +343,10 @@ def unexpected(answer: object, concerns: Concerns = "server") -> StoreUnavailabl
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
+STEP_US: Final = 1_000
+"""How far the server's clock has to step to be noticed."""
+
+
 def real_monotonic_us() -> int:
     """Return the monotonic time of the system in microseconds, also where a test has set that of limiters."""
     return monotonic_ns() // 1_000
@@ -361,7 +366,9 @@ class StoreTime:
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
+        # How far the server's clock is ahead of the monotonic one, at least and at most.
         self._ahead_us = 0
+        self._most_ahead_us = math.inf
         self.is_real = clock is None
         self.local_us: Clock = clock or real_monotonic_us
         self.unix_us: Clock = clock or system_us
@@ -382,7 +389,16 @@ class StoreTime:
             return sent_ns // 1_000
         return self.local_us()
 
-    def note(self, now_us: int) -> None:
-        """Record the server's time, in an answer received now."""
-        if self.is_real:
-            self._ahead_us = now_us - real_monotonic_us()
+    def note(self, now_us: int, sent_ns: int) -> bool:
+        """Record the server's time, in an answer received now; return whether its clock has stepped.
+
+        Args:
+            now_us: The server's time.
+            sent_ns: When it was asked for (monotonic).
+        """
+        if not self.is_real:
+            return False
+        least_us, most_us = now_us - real_monotonic_us(), now_us - sent_ns // 1_000
+        has_stepped = max(least_us, self._ahead_us - STEP_US) > min(most_us, self._most_ahead_us + STEP_US)
+        self._ahead_us, self._most_ahead_us = least_us, most_us
+        return has_stepped

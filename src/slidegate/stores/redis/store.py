@@ -47,8 +47,7 @@ from .hits import ask
 from .line import open_line
 from .poll import Polled
 from .protocol import CHARGE, CLOSED, END, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime, store_error
-from .question import Question
-from .requests import concern_permits
+from .requests import Question, concern_permits
 
 DEFAULT_MAX_WAITING: Final = 10_000
 DEFAULT_TIMEOUT: Final = "1s"
@@ -56,8 +55,6 @@ CLOSING_S: Final = 0.5
 """How long the store waits for an answer when it refunds leases at its end."""
 RESET_AT_ONCE: Final = 64
 """How many hashes of windows are reset in one request."""
-READ_AT_ONCE: Final = 32
-"""How many hashes of rows are read in one call, so that requests of clients are sent in between."""
 
 
 class RedisStore(Store):
@@ -355,13 +352,9 @@ class RedisRows(SharedRows):
         return self._read_many(kind, first, last)
 
     async def _read_many(self, kind: str, first: int, last: int) -> list[ReadRow]:
-        """Read the rows of several numbers, some in each call."""
-        rows: list[ReadRow] = []
-        async for numbers in in_steps(range(first, last + 1), READ_AT_ONCE):
-            answers = [self._read(kind, number) for number in numbers]
-            for rows_of_number in await asyncio.gather(*answers):
-                rows += rows_of_number
-        return rows
+        """Read the rows of several numbers, each in a request of its own."""
+        answers = await asyncio.gather(*[self._read(kind, number) for number in range(first, last + 1)])
+        return [row for rows in answers for row in rows]
 
     def _read(self, kind: str, number: int) -> Awaitable[list[ReadRow]]:
         """Read the rows of one number."""
