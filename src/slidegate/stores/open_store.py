@@ -52,11 +52,8 @@ def open_store(url: AnyAddress, *, read_only: bool = False, create: bool = True)
         return ReadOnlyStore(open_store(url, create=False))
     url = address_in(url)
     text = ""
-    clean_url = url
     if isinstance(url, str):
-        text = clean_address(url)
-        # Without its password, also where no scheme stands before it.
-        clean_url = re.sub(r"^(\w[\w+-]*://)?.*@", r"\1***@", text, flags=re.DOTALL)
+        url = text = clean_address(url)
     if _REDIS.match(text):
         return _redis(text, create)
     scheme, separator, rest = text.partition("://")
@@ -66,8 +63,8 @@ def open_store(url: AnyAddress, *, read_only: bool = False, create: bool = True)
     if scheme not in _EXAMPLES:
         examples = " or ".join(f'"{example}"' for example in _EXAMPLES.values())
         hint = closest(scheme, _EXAMPLES)
-        raise ConfigurationError(f"store address: expected {examples}, not {quoted(clean_url)}{hint}")
-    expected = f'store address: expected "{_EXAMPLES[scheme]}", not {quoted(clean_url)}'
+        raise ConfigurationError(f"store address: expected {examples}, not {quoted(url)}{hint}")
+    expected = f'store address: expected "{_EXAMPLES[scheme]}", not {quoted(url)}'
     place, _, query = rest.partition("?")
     if scheme == "lmdb":
         return _lmdb(place, query, expected, create)
