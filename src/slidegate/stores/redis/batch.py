@@ -296,9 +296,6 @@ class Batcher:
             StoreError: Nothing is known of the data: who is banned, or whether a store that only reads has any.
         """
         polled = self.parts.polled
-        if polled.life and not self._wants_poll and monotonic_ns() < polled.due_ns:
-            return
-        self._wants_poll = True
         try:
             failed = await self._call(line, ())
         except KeysApart:

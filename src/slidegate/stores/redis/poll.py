@@ -104,6 +104,7 @@ class Polled:
             self._held.drop()
         # Unknown until the data is checked: after an error the next call polls first.
         self.life = b""
+        self.due_ns = 0
         if not self._begins:
             self._check_data(life, naming)
         self.life = life
