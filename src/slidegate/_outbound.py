@@ -7,17 +7,16 @@ A request waits until the limits of its key have room, is charged one unit, and 
                    ^                                                          | one of `statuses`, with a duration
                    '------- sent again, `retries` times <---------------------'
 
-Nothing waits with a connection: the body of such a response is read first. A response whose body is long, or comes
-slowly, is returned, and its request is not sent again.
+Nothing waits with a connection: a response whose request will be sent again is closed first.
 
-The modules of the two libraries bind this to the classes by which their clients know transports, bodies and errors.
+The modules of the two libraries bind this to the classes by which their clients know transports and errors.
 """
 
 from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from datetime import timedelta
 from inspect import isawaitable, iscoroutinefunction
 from math import ceil
@@ -28,7 +27,7 @@ import anyio
 
 from ._pauses import read_pause_us
 from .core import AnyLimit, ConfigurationError, Event, Reason, SlidegateError, parse_duration_us, parse_limits
-from .core.arguments import check_name, check_whole, expect, names_checked
+from .core.arguments import check_name, check_whole, names_checked
 from .core.errors import quoted
 from .core.exceeded import RateLimitExceeded
 from .limiter import Limiter
@@ -36,12 +35,6 @@ from .limiter import Limiter
 GITHUB_STATUSES: Final = (403, 429, 503)
 """The `statuses` for GitHub, whose secondary limits answer 403 with `Retry-After`; other 403 responses do not pause."""
 LONGEST_PAUSE_US: Final = 3_600_000_000
-_SAME_PAUSE_US: Final = 100_000
-"""By how much two requests for one pause differ at most: concurrent responses come a moment apart."""
-_SHORT_BODY: Final = 65_536
-"""The most bytes of a body that is read before a request waits."""
-_READ_WITHIN_S: Final = 1.0
-"""How long reading it may take; what a client sets as `timeout` bounds the wait for each part."""
 LOOK_EVERY_S: Final = 1.0
 """How often a request checks whether its pause is over: an operator may end it."""
 
@@ -51,7 +44,7 @@ Response = TypeVar("Response")
 
 
 class NotSent(SlidegateError):
-    """A request was not sent; see `slidegate.httpx.TurnTimeout`."""
+    """A request was not sent, or not again; see `slidegate.httpx.TurnTimeout`."""
 
     # With defaults, because copies and pickles are made with the message alone, and get the rest afterwards.
     def __init__(self, message: str, *, key: str = "", retry_after_us: int | None = None) -> None:
@@ -60,64 +53,24 @@ class NotSent(SlidegateError):
         self.retry_after_us = retry_after_us
 
 
-class PartlyReadBody:
-    """A body of which the beginning was read.
-
-    Args:
-        beginning: The part that was read.
-        stream: The stream of both, which is closed.
-    """
-
-    def __init__(self, beginning: bytes, rest: Any, stream: Any) -> None:
-        self._beginning = beginning
-        self._rest = rest
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self._beginning
-        yield from self._rest
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._beginning
-        async for part in self._rest:
-            yield part
-
-    def close(self) -> None:
-        self._stream.close()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
 class Client(NamedTuple):
-    """What transports need of a library of clients.
-
-    Attributes:
-        turn_timeout: The `NotSent` that is one of its errors.
-        partly_read_body: The `PartlyReadBody` that is one of its streams.
-    """
+    """What transports need of a library of clients, and the `NotSent` that is one of its errors."""
 
     library: Any
     turn_timeout: Callable[..., NotSent]
-    partly_read_body: Callable[..., PartlyReadBody]
 
 
 class _Steps(NamedTuple):
-    """The functions of a client and of the limiter that one transport awaits and the other calls.
+    """What one transport awaits, and the other blocks for.
 
     Attributes:
-        parts: Returns an iterator of the parts of a body.
-        next_part: Returns the next one of these, or a default value.
-        close: Closes a body, which frees its connection.
+        close: Closes a response, which frees its connection.
         charge: Charges limits when they have room, by entering a limited block, whose end does nothing.
     """
 
     send: Callable[..., Any]
-    parts: Callable[..., Any]
-    next_part: Callable[..., Any]
     close: Callable[..., Any]
     charge: Callable[..., Any]
-    peek: Callable[..., Any]
     pause: Callable[..., Any]
     sleep: Callable[..., Any]
 
@@ -147,8 +100,8 @@ class _Outbound(Generic[Request, Response]):
         if key is not None:
             self._key = key
         self._owns_limiter = limiter is None
-        self._limiter = expect("limiter", limiter, Limiter, "Limiter()") or Limiter()
-        self._wait_s = parse_duration_us(wait, "wait") / 1_000_000
+        self._limiter = limiter or Limiter()
+        self._wait_us = parse_duration_us(wait, "wait")
         self._retries = check_whole(retries, 0, 10, "retries", "for example 1")
         self._statuses = {check_whole(code, 400, 599, "statuses", "for example 429") for code in statuses}
         self._rule = check_name(name, "name")
@@ -167,10 +120,10 @@ class _Outbound(Generic[Request, Response]):
         if name is None:  # it has no limit
             return await _awaited(self._steps.send(request))
         key = self._limiter.key_for(f"to:{name}")  # never an address: bans of addresses refuse inbound requests
-        until_s = time.monotonic() + self._wait_s
+        until_s = time.monotonic() + self._wait_us / 1_000_000
         retries = self._retries
-        await self._wait_for_room(key, until_s)
         while True:
+            await self._wait_for_room(key, until_s)
             response = await _awaited(self._steps.send(request))
             pause_us = None
             if response.status_code in self._statuses:
@@ -178,34 +131,16 @@ class _Outbound(Generic[Request, Response]):
             if pause_us is None:
                 return response
             try:
-                is_read = await self._read(response)
                 is_paused = await self._pause(key, response.status_code, pause_us)
-                if not retries or not is_read or not is_paused or not self._may_repeat(request, response):
-                    return response
-                await self._wait_for_room(key, until_s)
-            except NotSent:  # the pause is longer than a request may wait
-                return response
+                await _awaited(self._steps.sleep(0))  # what was cancelled meanwhile ends here
             except BaseException:
-                await _awaited(self._steps.close(response.stream))
+                await _awaited(self._steps.close(response))
                 raise
+            is_in_time = time.monotonic() + pause_us / 1_000_000 <= until_s
+            if not retries or not is_paused or not is_in_time or not self._may_repeat(request, response):
+                return response
+            await _awaited(self._steps.close(response))
             retries -= 1
-
-    async def _read(self, response: Any) -> bool:
-        """Read a short body, which frees its connection; return False if there is more of it.
-
-        The response still yields the whole body.
-        """
-        body, stream = b"", response.stream
-        parts, until_s = self._steps.parts(stream), time.monotonic() + _READ_WITHIN_S
-        while len(body) <= _SHORT_BODY and time.monotonic() < until_s:
-            part = await _awaited(self._steps.next_part(parts, None))
-            if part is None:
-                await _awaited(self._steps.close(stream))
-                response.stream = self._client.library.ByteStream(body)
-                return True
-            body += part
-        response.stream = self._client.partly_read_body(body, parts, stream)
-        return False
 
     def _may_repeat(self, request: Any, response: Any) -> bool:
         """Return whether a request can be sent again."""
@@ -237,7 +172,7 @@ class _Outbound(Generic[Request, Response]):
         advice = ""
         if wait_s is not None:
             advice = f"; retry after {ceil(wait_s)} s at the earliest"
-        message = f"{key!r} has no room for a request within {self._wait_s:g} s: {decision.reason}{advice}"
+        message = f"{key!r} has no room for a request within {self._wait_us / 1_000_000:g} s: {decision.reason}{advice}"
         raise self._client.turn_timeout(message, key=key, retry_after_us=decision.retry_after_us)
 
     async def _pause(self, key: str, status: int, pause_us: int) -> bool:
@@ -248,14 +183,8 @@ class _Outbound(Generic[Request, Response]):
             self._report("pause_ignored", key, pause_us, "it is longer than an hour")
             return False
         try:
-            decision = await _awaited(self._steps.peek(key, self._limits, rule=self._rule))
-            left_us: int | None = 0
-            if decision.reason is Reason.BANNED:
-                left_us = decision.retry_after_us
-            # A longer ban is never shortened, least of all a permanent one; and the same pause is not set twice.
-            if left_us is not None and left_us + min(pause_us // 10, _SAME_PAUSE_US) < pause_us:
-                block = self._limiter.limited(self._limits, key=key, rule=self._rule)
-                await _awaited(self._steps.pause(block, pause_us, f"it answered {status}"))
+            block = self._limiter.limited(self._limits, key=key, rule=self._rule)
+            await _awaited(self._steps.pause(block, pause_us, f"it answered {status}"))
         except SlidegateError as error:
             self._report("pause_unshared", key, pause_us, repr(error))
             return False
@@ -278,17 +207,11 @@ class AsyncOutbound(_Outbound[Request, Response]):
     """What a transport for async clients does."""
 
     def _use(self, transport: Any) -> _Steps:
-        library = self._client.library
-        example = f"{library.__name__}.AsyncHTTPTransport()"
-        inner = expect("transport", transport, library.AsyncBaseTransport, example)
-        self._transport = inner or library.AsyncHTTPTransport()
+        self._transport = transport or self._client.library.AsyncHTTPTransport()
         return _Steps(
             send=self._transport.handle_async_request,
-            parts=aiter,
-            next_part=anext,
-            close=_closed,
+            close=_close,
             charge=lambda block: block.__aenter__(),
-            peek=self._limiter.peek,
             pause=lambda block, *pause: block.pause(*pause),
             sleep=anyio.sleep,
         )
@@ -314,16 +237,11 @@ class SyncOutbound(_Outbound[Request, Response]):
     """What a transport for sync clients does."""
 
     def _use(self, transport: Any) -> _Steps:
-        library = self._client.library
-        inner = expect("transport", transport, library.BaseTransport, f"{library.__name__}.HTTPTransport()")
-        self._transport = inner or library.HTTPTransport()
+        self._transport = transport or self._client.library.HTTPTransport()
         return _Steps(
             send=self._transport.handle_request,
-            parts=iter,
-            next_part=next,
-            close=lambda stream: stream.close(),
+            close=lambda response: response.close(),
             charge=lambda block: block.__enter__(),
-            peek=self._limiter.sync.peek,
             pause=lambda block, *pause: block.pause_here(*pause),
             sleep=lambda span_s: time.sleep(span_s),
         )
@@ -345,10 +263,10 @@ class SyncOutbound(_Outbound[Request, Response]):
         _completed(self._end(self._transport.__exit__, *error))
 
 
-async def _closed(stream: Any) -> None:
-    """Close a body, though the caller is cancelled."""
+async def _close(response: Any) -> None:
+    """Close a response, though the caller is cancelled."""
     with anyio.CancelScope(shield=True):
-        await stream.aclose()
+        await response.aclose()
 
 
 async def _awaited(answer: Any) -> Any:

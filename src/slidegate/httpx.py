@@ -14,7 +14,7 @@ to the inner transport::
 
 from __future__ import annotations
 
-from ._outbound import GITHUB_STATUSES, AsyncOutbound, Client, NotSent, PartlyReadBody, SyncOutbound
+from ._outbound import GITHUB_STATUSES, AsyncOutbound, Client, NotSent, SyncOutbound
 
 try:
     import httpx
@@ -27,7 +27,8 @@ __all__ = ["GITHUB_STATUSES", "LimitedTransport", "SyncLimitedTransport", "TurnT
 class TurnTimeout(NotSent, httpx.PoolTimeout):
     """A request was not sent: its key had no room within `wait`, or too many requests are already queued.
 
-    It is also a `PoolTimeout` of httpx: nothing was sent, and a later request may succeed.
+    It is also a `PoolTimeout` of httpx: a later request may succeed. Nothing was sent, or it was refused, and after the
+    pause there was no room to send it again.
 
     Args:
         key: The key without room, as stores use it.
@@ -35,11 +36,7 @@ class TurnTimeout(NotSent, httpx.PoolTimeout):
     """
 
 
-class _PartlyReadBody(PartlyReadBody, httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body of which the beginning was read."""
-
-
-_CLIENT = Client(httpx, TurnTimeout, _PartlyReadBody)
+_CLIENT = Client(httpx, TurnTimeout)
 
 
 class LimitedTransport(AsyncOutbound[httpx.Request, httpx.Response], httpx.AsyncBaseTransport):
@@ -56,15 +53,15 @@ class LimitedTransport(AsyncOutbound[httpx.Request, httpx.Response], httpx.Async
         limiter: The limiter, for limits that several workers share; by default a new one in memory.
         transport: The transport that sends; by default an `httpx.AsyncHTTPTransport`.
         wait: How long a request may wait in total, including pauses and retries.
-        retries: How often a request is sent again after a pause, if the status is below 500, its body can be sent
-            again, and that of the response is at most 64 KiB and comes within a second. 0 to 10.
+        retries: How often a request is sent again after a pause, if the status is below 500, the pause ends in time,
+            and its body can be sent again. 0 to 10.
         statuses: The statuses, from 400 to 599, of responses that pause the key if they contain a duration;
             `GITHUB_STATUSES` for GitHub.
         name: The rule under which requests are counted in the limiter's store.
 
     Raises:
         ConfigurationError: An argument is invalid.
-        TurnTimeout: By a request, if there is no room in time. Nothing was sent.
+        TurnTimeout: By a request, if there is no room in time.
     """
 
     _client = _CLIENT

@@ -5,7 +5,7 @@ They are those of `slidegate.httpx`, which says more, for the clients of httpx2.
 
 from __future__ import annotations
 
-from ._outbound import GITHUB_STATUSES, AsyncOutbound, Client, NotSent, PartlyReadBody, SyncOutbound
+from ._outbound import GITHUB_STATUSES, AsyncOutbound, Client, NotSent, SyncOutbound
 
 try:
     import httpx2
@@ -19,11 +19,7 @@ class TurnTimeout(NotSent, httpx2.PoolTimeout):
     """A `slidegate.httpx.TurnTimeout` that is a `PoolTimeout` of httpx2."""
 
 
-class _PartlyReadBody(PartlyReadBody, httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """A body of which the beginning was read."""
-
-
-_CLIENT = Client(httpx2, TurnTimeout, _PartlyReadBody)
+_CLIENT = Client(httpx2, TurnTimeout)
 
 
 class LimitedTransport(AsyncOutbound[httpx2.Request, httpx2.Response], httpx2.AsyncBaseTransport):

@@ -212,11 +212,15 @@ async def unreachable(*ban: object) -> None:
     raise StoreUnavailable("the wire is cut")
 
 
+async def hanging(*ban: object) -> None:
+    await asyncio.sleep(1)
+
+
 def after(seconds: float, status: int = 429) -> Answer:
     return status, {"Retry-After": str(seconds)}
 
 
-WORDS: dict[str, Any] = {"OK": (200, {}), "after": after, "unreachable": unreachable, "KEY": KEY}
+WORDS: dict[str, Any] = {"OK": (200, {}), "after": after, "unreachable": unreachable, "hanging": hanging, "KEY": KEY}
 WORDS |= {"GITHUB": GITHUB_STATUSES, "sleep": asyncio.sleep}
 
 

@@ -35,6 +35,8 @@ MAX_WAITING: Final = 10_000
 """The most calls of one key that may wait at the same time."""
 _STATUSES: Final = {Reason.BANNED: 403, Reason.UNAVAILABLE: 503}
 """The statuses with which middlewares answer refusals that are not by a limit."""
+_SAME_PAUSE_US: Final = 100_000
+"""By how much two requests for one pause differ at most: concurrent responses come a moment apart."""
 MAX_BLOCKS: Final = 256
 """How many different limits of blocks are remembered."""
 _NOT_IN_RULES: Final = re.compile("[^!-~]|[:;]")
@@ -103,10 +105,17 @@ class Limited:
     async def pause(self, pause_us: int, reason: str) -> None:
         """Ban the key of a block, because the service that it calls asks for a pause.
 
-        That is a part of a request: it has the deadline of one, and `on_error` decides if the store fails.
+        That is a part of a request: it has the deadline of one, and `on_error` decides if the store fails. A longer ban
+        is never shortened, least of all a permanent one; and the same pause is not set twice.
         """
         key, _ = self._engine.keys.normalize(self._key)
-        await answer_to_the_end(self._engine.ban(key, pause_us, reason, "outbound"))
+        checks = ((self._block.bucket, key, self._cost),)
+        decision = await answer_of(self._engine.peek(checks, ()))
+        left_us: int | None = 0
+        if decision.reason is Reason.BANNED:
+            left_us = decision.retry_after_us
+        if left_us is not None and left_us + min(pause_us // 10, _SAME_PAUSE_US) < pause_us:
+            await answer_to_the_end(self._engine.ban(key, pause_us, reason, "outbound"))
 
     def pause_here(self, pause_us: int, reason: str) -> None:
         """Do what `pause` does, and block."""
