@@ -83,7 +83,7 @@ WRONG: list[Any] = [
 ]
 LISTS = {"bans", "lines", "networks", "observers", "rules", "statuses", "trusted", "without"}
 """Arguments that are iterated: values of other types fail at once, as everywhere in Python."""
-OBJECTS = {"allowlist", "blocklist", "client", "decision", "limiter", "messages", "policy", "rule"}
+OBJECTS = {"transport", "allowlist", "blocklist", "client", "decision", "limiter", "messages", "policy", "rule"}
 OBJECTS |= {"meter_provider", "registry"}
 """Arguments that are asked for an attribute, or looked up by name: values of other types fail at once, too."""
 NOT_CALLED = {"Decision", "ConfigurationError", "RateLimitExceeded", "SlidegateError", "StoreError"}
