@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Seque
 from contextvars import ContextVar
 from inspect import isawaitable
 from time import monotonic
-from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -32,13 +32,6 @@ _is_alone: ContextVar[bool] = ContextVar("slidegate_is_alone", default=False)
 """Whether `run_at_once` runs this code."""
 _throttle: Final = Throttle()
 """Limits the rate of lines about failed work that no caller awaits, by the type of the error."""
-
-
-class End(NamedTuple, Generic[T]):
-    """How some work has ended: with a result, or with an error."""
-
-    result: T | None = None
-    error: Exception | None = None
 
 
 def on_asyncio() -> bool:
@@ -149,12 +142,12 @@ async def each_within(parts: Iterable[T] | AsyncIterator[T]) -> AsyncIterator[T]
         await let_others_run()
 
 
-def in_background(work: Coroutine[Any, Any, T]) -> asyncio.Future[End[T]] | None:
+def in_background(work: Coroutine[Any, Any, T]) -> asyncio.Future[T] | None:
     """Run a coroutine as a task of this thread's asyncio event loop, and return it; without a loop, discard it."""
     if not on_asyncio():
         work.close()
         return None
-    task = _start_task(_end_of(work))
+    task = _start_task(work)
     task.add_done_callback(_log_failure)
     task.add_done_callback(lambda _: work.close())  # a loop that ends may cancel the task before its first step
     return task
@@ -169,17 +162,19 @@ async def wait_for_end(task: asyncio.Future[Any], until_s: float) -> None:
     await asyncio.wait([task], timeout=max(until_s - monotonic(), 0.0))
 
 
-async def to_the_end(work: Awaitable[T]) -> T:
-    """Await some work that continues to its end even if the caller is cancelled, and return its result.
+async def to_the_end(work: Awaitable[T] | T) -> T:
+    """Return the result of some work; if it has to be awaited, it continues to its end even if the caller is cancelled.
 
     A cancellation of the caller arrives at its next await, unless it was taken back by then.
     """
+    if not isawaitable(work):
+        return work
     if not on_asyncio():
         if not on_loop():  # without a loop nothing can be cancelled
             return await work
         with anyio.CancelScope(shield=True):  # under trio only scopes are cancelled
             return await work
-    task = _start_task(_end_of(work))
+    task = _start_task(work)
     cancelled: Sequence[Any] | None = None
     with anyio.CancelScope(shield=True):  # else anyio would cancel the caller in each iteration of the loop
         while not task.done():
@@ -189,10 +184,8 @@ async def to_the_end(work: Awaitable[T]) -> T:
                 cancelled = error.args
     if cancelled is not None:
         _cancel_again(cancelled)
-    end = task.result()
-    if end.error is not None:
-        raise end.error
-    return cast("T", end.result)
+    result: T = task.result()
+    return result
 
 
 def _cancel_again(message: Sequence[Any]) -> None:
@@ -237,22 +230,7 @@ async def finish(deadline_s: float) -> None:
             await asyncio.sleep(0)
 
 
-async def answer_to_the_end(answer: Awaitable[T] | T) -> T:
-    """Return an answer; if it has to be awaited, it is completed even if the caller is cancelled."""
-    if isawaitable(answer):
-        return await to_the_end(answer)
-    return answer
-
-
-async def _end_of(work: Awaitable[T]) -> End[T]:
-    """Do some work, and return how it ended."""
-    try:
-        return End(await work)
-    except Exception as error:
-        return End(error=error)
-
-
-def _start_task(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+def _start_task(work: Awaitable[T]) -> asyncio.Future[T]:
     """Start some work, and keep a reference to its task until it is done."""
     task = asyncio.ensure_future(work)
     _running.add(task)
@@ -260,13 +238,13 @@ def _start_task(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     return task
 
 
-def _log_failure(task: asyncio.Future[End[T]]) -> None:
+def _log_failure(task: asyncio.Future[Any]) -> None:
     """Log the failure of some work, at most once a minute for each type of error: in an outage much of it fails."""
-    # What is no `Exception`, such as KeyboardInterrupt, ends the loop, which reports it.
-    if task.cancelled() or task.exception() is not None:
+    if task.cancelled():
         return
-    error = task.result().error
-    if error is None:
+    error = task.exception()
+    # What is no `Exception`, such as KeyboardInterrupt, ends the loop, which reports it.
+    if not isinstance(error, Exception):
         return
     left_out = _throttle.left_out(type(error), monotonic())
     if left_out is not None:

@@ -114,7 +114,6 @@ class Breaker:
         self._late_calls = 0
         self._unreported: Exception | None = None  # a failure that may be the first of an outage
         self._began_us = self._failures_before = self._next_probe_us = 0
-        self._probe_us: int | None = None  # when the probe was asked that runs now
         self._throttle = Throttle(REPORT_EVERY_US)
         self._lock = ProcessLock()
 
@@ -127,7 +126,7 @@ class Breaker:
             if now_us < self._next_probe_us:
                 return False
             # If no answer comes to this probe either, another question is the probe after that time.
-            self._probe_us, self._next_probe_us = now_us, now_us + max(OPEN_US, self._deadline_us)
+            self._next_probe_us = now_us + max(OPEN_US, self._deadline_us)
             return True
 
     def call(self) -> Call:
@@ -157,7 +156,7 @@ class Breaker:
             with self._lock:  # else two threads may both end it
                 ends = self._is_probe(call)
                 if ends:
-                    self.is_open, self._probe_us = False, None
+                    self.is_open = False
         if call is not None:
             call.end()
         self.note_answer()
@@ -200,7 +199,7 @@ class Breaker:
                 self._began_us, self._failures_before = now_us, self.failures - 1
                 self.is_open, self._unreported = True, None
             if begins or self._is_probe(call):
-                self._probe_us, self._next_probe_us = None, now_us + OPEN_US
+                self._next_probe_us = now_us + OPEN_US
         if begins:
             self._emit_failure("store_failed", "failed", error)
         elif not self.is_open:
@@ -210,11 +209,14 @@ class Breaker:
     def forget(self, call: Call | None) -> None:
         """Drop a call that says nothing about the server. If it was the probe, the next question is."""
         if self._is_probe(call):
-            self._probe_us, self._next_probe_us = None, self._clock()
+            self._next_probe_us = self._clock()
 
     def _is_probe(self, call: Call | None) -> bool:
-        """Return whether a call is the probe that runs now; others were asked before the outage."""
-        return self._probe_us is not None and (call is None or call.asked_us >= self._probe_us)
+        """Return whether a call was a probe: nothing else is asked from a second after an outage has begun."""
+        asked_us = self._clock()
+        if call is not None:
+            asked_us = call.asked_us
+        return self.is_open and asked_us >= self._began_us + OPEN_US
 
     def _report(self, error: Exception) -> None:
         """Report a failure that is no outage, once a minute for each kind."""

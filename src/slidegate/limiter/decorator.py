@@ -18,7 +18,7 @@ from ..core.durations import parse_duration_us
 from ..core.exceeded import RateLimitExceeded
 from ..core.limit_texts import parse_limits
 from ..core.memo import remember
-from .aio import answer_of, answer_to_the_end
+from .aio import answer_of, to_the_end
 from .callers import BucketCaller
 from .engine import Engine
 from .keys import Limits
@@ -115,7 +115,7 @@ class Limited:
         if decision.reason is Reason.BANNED:
             left_us = decision.retry_after_us
         if left_us is not None and left_us + min(pause_us // 10, _SAME_PAUSE_US) < pause_us:
-            await answer_to_the_end(self._engine.ban(key, pause_us, reason, "outbound"))
+            await to_the_end(self._engine.ban(key, pause_us, reason, "outbound"))
 
     def pause_here(self, pause_us: int, reason: str) -> None:
         """Do what `pause` does, and block."""

@@ -36,7 +36,7 @@ from ..core.reservation import Reservation
 from ..core.store import Clock, ReportsLateAnswers, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
-from .aio import answer_to_the_end, is_cancellation, within
+from .aio import is_cancellation, to_the_end, within
 from .breaker import Breaker, Call
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
@@ -248,7 +248,7 @@ class Failover:
             return
         decision = answer.result()
         if isinstance(decision, Decision) and (charged := decision.begin_refund()):
-            await answer_to_the_end(self.refund(charged))
+            await to_the_end(self.refund(charged))
 
     def _answered(self, call: Call | None, answer: object) -> None:
         breaker = self.breaker

@@ -24,7 +24,7 @@ from ..core.memo import remember
 from ..core.passwords import AnyAddress, AnySecret
 from ..core.store import COMMAND_DEADLINE_S, BanStore, Store
 from ..stores.memory.store import MemoryStore
-from .aio import answer_of, answer_to_the_end, each_within
+from .aio import answer_of, each_within, to_the_end
 from .bans import NetworkKey, check_ban, drained, files_of, lines_of, operators_of, read_export
 from .callers import BucketCaller
 from .decorator import Limited, LimitedKey
@@ -200,7 +200,7 @@ class Limiter:
             An allowed decision, which has the key's state after the charge and can be refunded.
         """
         checks, _ = self._question(key, limits, rule, units, "units")
-        return await answer_to_the_end(self.engine.charge(checks))
+        return await to_the_end(self.engine.charge(checks))
 
     async def refund(self, decision: Decision) -> bool:
         """Refund the units, but no permits, that `decision` charged. Cancelling the call does not interrupt it.
@@ -414,7 +414,7 @@ class Limiter:
         spelled = self._ban_key(key)
         if not may_ban(policy, spelled):
             return None
-        return await answer_to_the_end(self.engine.strike(policy, spelled, weight, clean_reason(reason)))
+        return await to_the_end(self.engine.strike(policy, spelled, weight, clean_reason(reason)))
 
     def export_bans(self) -> AsyncIterator[str]:
         """Yield the bans in force as lines of JSON, to write to a file. Strikes are not exported.

@@ -15,7 +15,7 @@ from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
 from ..limiter import check_cost
-from ..limiter.aio import answer_to_the_end
+from ..limiter.aio import to_the_end
 from ..limiter.engine import Engine
 from .clients import visit_of
 from .plan import DISABLED, EXEMPT
@@ -74,7 +74,7 @@ async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rul
         checks.append(charges[-1].of(more))
     if not latest:
         return EXEMPT
-    charged = await answer_to_the_end(latest[0].policy.engine.charge(checks))
+    charged = await to_the_end(latest[0].policy.engine.charge(checks))
     _recount(latest, charged)
     return charged
 

@@ -22,7 +22,7 @@ from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.memo import MANY, remember
 from ..core.networks import Networks
 from ..limiter import Limiter
-from ..limiter.aio import answer_to_the_end
+from ..limiter.aio import to_the_end
 from ..limiter.bans import operators_of
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .clients import visit_of
@@ -244,7 +244,7 @@ class Signals:
         key = self._banned_key(policy, visit, scope)
         if key is None:
             return None
-        return await answer_to_the_end(self._engine.strike(policy, key, weight, reason))
+        return await to_the_end(self._engine.strike(policy, key, weight, reason))
 
 
 def _check_key(policy: BanPolicy, client: ClientAddress) -> None:
