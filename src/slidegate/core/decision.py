@@ -300,8 +300,8 @@ def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int,
     passed_us = now_us - decided_us
     later: list[WindowState] = []
     for spent, leaves_us, mark, wait_us in readings:
-        # A limit that has room has no wait.
-        if wait_us:
-            wait_us -= passed_us
+        # A limit that has room has no wait, and that for a permit no length.
+        if wait_us > 0:
+            wait_us = max(wait_us - passed_us, 1)
         later.append((spent, leaves_us, mark, wait_us))
     return Decision(False, Reason.LIMITED, now_us, checks, later)

@@ -29,9 +29,9 @@ from typing import Final, TypeAlias
 import anyio
 
 from ..core.buckets import Check
-from ..core.decision import Decision, Reason
+from ..core.decision import Decision, Reason, refused_later
 from ..core.quotas import Quota
-from ..core.ring import OPEN, WindowState
+from ..core.ring import WindowState
 from ..stores.forks import ForkHook, ProcessLock
 from ..stores.shared import running_loop
 
@@ -88,14 +88,15 @@ class Queue:
     Attributes:
         waiters: The waiters, in order of arrival.
         refused_waiter: The waiter that was refused last.
-        room_s: When it expects room for its own cost; see `now_s`.
+        refused_s: When that was; see `now_s`.
+        room_s: When it expects room for its own cost.
     """
 
     def __init__(self) -> None:
         self.waiters: dict[Waiter, None] = {}
         self.refused_waiter: Waiter | None = None
         self.refusal: Decision | None = None
-        self.room_s = 0.0
+        self.refused_s = self.room_s = 0.0
 
     def is_hopeless(self, waiter: Waiter) -> bool:
         """Return whether the time of a waiter is over before there is room, for all that is known."""
@@ -113,7 +114,8 @@ class Queue:
         """
         self.refused_waiter = waiter
         self.refusal = refusal
-        self.room_s = now_s() + room_us / 1_000_000
+        self.refused_s = now_s()
+        self.room_s = self.refused_s + room_us / 1_000_000
 
     def make_room(self, tenant: str) -> bool:
         """Remove waiters whose clients have left, else the newest one of the tenant with the most.
@@ -148,31 +150,27 @@ class Queue:
         """Return the refusal, as of now, of a waiter that did not ask: what the last one says of the rule and its key.
 
         Returns:
-            None if none was refused under them yet.
+            None if none was refused by these yet.
         """
         last = self.refusal
         if last is None:
             return None
-        left_us = max(round((self.room_s - now_s()) * 1_000_000), 1)
         checks: list[Check] = []
         readings: list[WindowState] = []
-        at = 0
+        first = 0
         for check in last.checks:
             bucket, key, _ = check
-            of_check = last.readings[at : at + len(bucket.limits)]
-            at += len(bucket.limits)
+            end = first + len(bucket.limits)
             # Other rules were asked about this waiter's own keys, which the last refusal does not know.
-            if (bucket.name, key) != name:
-                continue
-            wait_us = left_us
-            if bucket.is_permit:  # it is unknown when one is returned
-                wait_us = OPEN
-            checks.append(check)
-            for units, leave_us, newest_us, _ in of_check:
-                readings.append((units, leave_us, newest_us, wait_us))
-        if not checks:
+            if (bucket.name, key) == name:
+                checks.append(check)
+                readings += last.readings[first:end]
+            first = end
+        passed_us = round((now_s() - self.refused_s) * 1_000_000)
+        refusal = refused_later(readings, last.now_us, last.now_us + passed_us, checks)
+        if not refusal.violated:
             return None
-        return Decision(False, Reason.LIMITED, last.now_us, checks, readings)
+        return refusal
 
 
 def now_s() -> float:
