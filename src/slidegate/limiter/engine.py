@@ -124,7 +124,7 @@ class Engine:
         self.callers = Callers()
         self.blocks: dict[object, BucketCaller] = {}
         self.rows = Rows(self.command, store.shared_rows, self.unix_us)
-        self.workers = Workers(self.rows, self.callers.published, self.keys.fingerprint, self.unix_us, self.emit)
+        self.workers = Workers(self.rows, self.callers.published, self.keys.fingerprint, self.emit)
         self.overrides = Overrides(self.callers, self.unix_us, self._change_amounts, self.emit)
         self.refresher = Refresher(
             self.rows,

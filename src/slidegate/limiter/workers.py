@@ -5,13 +5,13 @@ have one text, which is kept for a day. With its own requests, and at most every
 that it lives, and the text if it is not there::
 
     kind       number    worker     value
-    rules      digest    0          {"version": 1, "secret": "fingerprint#9f..."}
+    rules      digest    0          {"version": 1}
                                     {"name": "api", "limit": "50/1m", ...}
                                     {"rule": "/health", "action": "exempt"}
-    workers    0         worker     the digest, and the time
+    workers    0         worker     the digest, and that of the secret
 
 Fields are read by name: those that a later version adds are ignored, and of those that an earlier one leaves out the
-defaults apply. The secret is a digest of a constant that is keyed with it: it shows only whether two secrets are equal.
+defaults apply. The digest of a secret is that of a constant, keyed with it: it shows only whether two are equal.
 Nothing here grows with the number of workers or rules in one step of an event loop.
 """
 
@@ -33,7 +33,7 @@ from ..core.limits import AnyLimit
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.quotas import Quota
-from ..core.store import COMMAND_DEADLINE_S, Clock, SharedRow
+from ..core.store import COMMAND_DEADLINE_S, SharedRow
 from .aio import let_others_run, yielding_to_others
 from .named_limits import NamedLimit, parse_one, text_of_limit
 from .rows import MAX_BYTES, NOBODY, UNREADABLE, Rows
@@ -50,7 +50,7 @@ TEXT_KEPT_US: Final = 86_400_000_000
 AT_ONCE: Final = 25
 """How many rules are written or read in one step, at 10 to 80 us each."""
 _LIFE: Final = Struct(">qq")
-"""The digest of the text of a worker's rules, and when it wrote that, in microseconds."""
+"""The digests of the text of a worker's rules, and of its secret."""
 _WARN_EVERY_S: Final = 600.0
 _MEMO: Final = 256
 """How many texts of other workers are remembered."""
@@ -208,7 +208,6 @@ class Workers:
     Args:
         rules: Returns what this worker publishes; None if nothing uses its limiter, so that it is no worker.
         fingerprint: That of the limiter's secret.
-        unix_us: Returns Unix time in microseconds.
 
     Attributes:
         due_s: When this worker writes next (monotonic); 0 for with the next request.
@@ -219,18 +218,16 @@ class Workers:
         rows: Rows,
         rules: Callable[[], Iterable[PublishedRule] | None],
         fingerprint: str,
-        unix_us: Clock,
         emit: Callable[[Event], None],
     ) -> None:
         self.due_s = 0.0
         self._rows = rows
         self._rules = rules
-        self._fingerprint = fingerprint
-        self._unix_us = unix_us
+        self._secret = _digest_of(fingerprint.encode())
         self._emit = emit
         self._written_by = NOBODY
-        self._texts: dict[int, tuple[str, Sequence[PublishedRule]]] = {}
-        """The fingerprints and rules of texts, by their digests."""
+        self._texts: dict[int, Sequence[PublishedRule]] = {}
+        """The rules of texts, by their digests."""
         self._throttle = Throttle(_WARN_EVERY_S)
 
     # -- what this worker writes ---------------------------------------------------------------------------------------
@@ -260,13 +257,13 @@ class Workers:
         digest = _digest_of(text)
         if not await self._rows.read(RULES, digest, digest, deadline_s):
             await self._rows.write(NOBODY, SharedRow(RULES, digest, text, TEXT_KEPT_US), deadline_s)
-        row = SharedRow(WORKERS, 0, _LIFE.pack(digest, self._unix_us()), KEPT_US)
+        row = SharedRow(WORKERS, 0, _LIFE.pack(digest, self._secret), KEPT_US)
         await self._rows.write(self._rows.worker, row, deadline_s)
         await self._compare_secrets(deadline_s)
 
     async def _text(self, rules: Sequence[PublishedRule]) -> bytes:
         """Return the text of what this worker publishes, as much of it as a row can have."""
-        text = bytearray(json.dumps({"version": VERSION, "secret": self._fingerprint}).encode())
+        text = bytearray(json.dumps({"version": VERSION}).encode())
         count = 0
         async for rule in yielding_to_others(rules, AT_ONCE):
             line = _line_of(rule)
@@ -288,11 +285,7 @@ class Workers:
     async def _compare_secrets(self, deadline_s: float) -> None:
         """Report if other workers have another secret, so that their digests of clients differ."""
         living = await self._living(deadline_s)
-        differing = 0
-        for digest, count in living.items():
-            text = await self._text_of(digest, deadline_s)
-            if text is not None and text[0] != self._fingerprint:
-                differing += count
+        differing = sum([count for (_, secret), count in living.items() if secret != self._secret])
         if differing and self._throttle.left_out("secret", monotonic()) is not None:
             message = (
                 f"{differing} of {living.total()} other workers on this store have another secret, so their digests of "
@@ -319,47 +312,42 @@ class Workers:
         publications: list[Publication] = []
         if self._rules() is not None:
             rules = await self._own_rules()
-            equals = living.pop(_digest_of(await self._text(rules)), 0)
+            equals = living.pop((_digest_of(await self._text(rules)), self._secret), 0)
             publications.append(Publication(1 + equals, rules))
-        for digest, count in sorted(living.items()):
-            text = await self._text_of(digest, COMMAND_DEADLINE_S)
-            if text is None:
-                publications.append(Publication(count, (), is_readable=False))
-            else:
-                fingerprint, published = text
-                publications.append(Publication(count, published, same_secret=fingerprint == self._fingerprint))
+        for (digest, secret), count in sorted(living.items()):
+            published = await self._rules_of(digest)
+            is_readable, is_same = published is not None, secret == self._secret
+            publications.append(Publication(count, published or (), is_same, is_readable))
             await let_others_run()
         return publications
 
-    async def _living(self, deadline_s: float) -> Counter[int]:
+    async def _living(self, deadline_s: float) -> Counter[tuple[int, int]]:
         """Return the digests of what other workers have published, and how many workers each has."""
-        workers: Counter[int] = Counter()
+        workers: Counter[tuple[int, int]] = Counter()
         for row in await self._rows.read(WORKERS, 0, 0, deadline_s):
             if row.worker != self._rows.worker and len(row.value) >= _LIFE.size:
-                workers[_LIFE.unpack_from(row.value)[0]] += 1
+                workers[_LIFE.unpack_from(row.value)] += 1
         return workers
 
-    async def _text_of(self, digest: int, deadline_s: float) -> tuple[str, Sequence[PublishedRule]] | None:
-        """Return the fingerprint and the rules of a text; None if it is gone, and will be written again, or unreadable.
+    async def _rules_of(self, digest: int) -> Sequence[PublishedRule] | None:
+        """Return the rules of a text; None if it is gone, and will be written again, or is of a later version.
 
         Lines that this version cannot read are left out.
         """
         if digest in self._texts:
             return self._texts[digest]
-        rows = await self._rows.read(RULES, digest, digest, deadline_s)
+        rows = await self._rows.read(RULES, digest, digest)
         if not rows:
             return None
         head, *lines = rows[0].value.split(b"\n")
-        try:
-            fingerprint = str(json.loads(head)["secret"])
-        except UNREADABLE:
+        if json.loads(head)["version"] != VERSION:
             return None
         rules: list[PublishedRule] = []
         async for line in yielding_to_others(lines, AT_ONCE):
             rule = _rule_in(line)
             if rule is not None:
                 rules.append(rule)
-        return remember(self._texts, digest, (fingerprint, tuple(rules)), _MEMO)
+        return remember(self._texts, digest, tuple(rules), _MEMO)
 
 
 def _digest_of(text: bytes) -> int:
