@@ -12,10 +12,8 @@ Times are Unix times in microseconds.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from calendar import monthrange
-from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -24,9 +22,6 @@ from .errors import ConfigurationError, quoted
 Unit: TypeAlias = Literal["day", "week", "month", "year"]
 
 WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_DATE: Final = "(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _US: Final = timedelta(microseconds=1)
 _LAST_US: Final = (datetime(9990, 1, 1, tzinfo=UTC) - _EPOCH) // _US
@@ -121,55 +116,40 @@ def _clamped(year: int, month: int, day: int) -> date:
 
 def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
     """Parse the start of a unit's periods; return its anchor and its canonical spelling."""
-    parse, default, expected = _ANCHORS[unit]
-    text = starts
-    if text is None:
-        text = default
-    # A day of a month may be a number, and True is none.
-    if unit == "month" and isinstance(text, int) and not isinstance(text, bool) and 1 <= text <= 31:
-        text = str(text)
-    anchor = None
-    if isinstance(text, str):
-        anchor = parse(text)
-    if anchor is None:
-        raise ConfigurationError(f"a {unit} starts with {expected}, not {quoted(starts)}", "starts")
-    return anchor
+    default, expected = _STARTS[unit]
+    if starts is None:
+        return Anchor(), default
+    try:
+        return _anchor_of(unit, str(starts).lower())
+    except ValueError:
+        raise ConfigurationError(f"a {unit} starts with {expected}, not {quoted(starts)}", "starts") from None
 
 
-def _time_of_day(text: str) -> tuple[Anchor, str] | None:
-    match = re.fullmatch("([01][0-9]|2[0-3]):([0-5][0-9])", text)
-    if match is None:
-        return None
-    return Anchor(minute=int(match[1]) * 60 + int(match[2])), text
+def _anchor_of(unit: Unit, text: str) -> tuple[Anchor, str]:
+    """Return the anchor that a text describes, and its canonical spelling.
+
+    Raises:
+        ValueError: It describes none.
+    """
+    if unit == "week":
+        return Anchor(weekday=WEEKDAYS.index(text)), text
+    if unit == "month":
+        day = date(2000, 1, int(text)).day
+        return Anchor(day=day), str(day)
+    if unit == "day":
+        start = datetime.strptime(text, "%H:%M")  # a time of day has no zone
+        return Anchor(minute=60 * start.hour + start.minute), f"{start:%H:%M}"
+    start = datetime.strptime(f"2000-{text}", "%Y-%m-%d")
+    return Anchor(day=start.day, month=start.month), f"{start:%m-%d}"
 
 
-def _day_of_week(text: str) -> tuple[Anchor, str] | None:
-    weekday = text.lower()
-    if weekday not in WEEKDAYS:
-        return None
-    return Anchor(weekday=WEEKDAYS.index(weekday)), weekday
-
-
-def _day_of_month(text: str) -> tuple[Anchor, str] | None:
-    if not re.fullmatch("[0-9]{1,2}", text) or not 1 <= int(text) <= 31:
-        return None
-    return Anchor(day=int(text)), str(int(text))
-
-
-def _day_of_year(text: str) -> tuple[Anchor, str] | None:
-    match = re.fullmatch(_DATE, text)
-    if match is None or int(match[2]) > _DAYS[int(match[1]) - 1]:
-        return None
-    return Anchor(month=int(match[1]), day=int(match[2])), text
-
-
-_ANCHORS: Final[dict[Unit, tuple[Callable[[str], tuple[Anchor, str] | None], str, str]]] = {
-    "day": (_time_of_day, "00:00", 'a time of day, for example "06:00"'),
-    "week": (_day_of_week, "monday", 'a day of the week, for example "monday"'),
-    "month": (_day_of_month, "1", "a day of the month from 1 to 31, for example 15"),
-    "year": (_day_of_year, "01-01", 'a month and a day, for example "04-01"'),
+_STARTS: Final[dict[Unit, tuple[str, str]]] = {
+    "day": ("00:00", 'a time of day, for example "06:00"'),
+    "week": ("monday", 'a day of the week, for example "monday"'),
+    "month": ("1", "a day of the month from 1 to 31, for example 15"),
+    "year": ("01-01", 'a month and a day, for example "04-01"'),
 }
-"""By unit: what reads the start of a period, the default, and what an error says that was expected."""
+"""By unit: the default start of a period, and what an error says that was expected."""
 
 
 def load_zone(name: Any) -> tzinfo:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from .bans.ban import Ban
 from .buckets import Check
-from .readings import LimitState, binding_of, ceil_s, moved_by, states_of
+from .readings import LimitState, binding_of, ceil_s, states_of
 from .reservation import Reservation, reserved
 from .ring import WindowState
 
@@ -216,7 +216,9 @@ class Decision:
 
     def readings_as_of(self, now_us: int) -> Sequence[WindowState]:
         """Return the readings with the same spans from another moment, perhaps one by the clock of another store."""
-        return moved_by(now_us - self.now_us, self.readings)
+        later_us = now_us - self.now_us
+        readings = self.readings
+        return [(spent, leaves_us + later_us, mark + later_us, wait_us) for spent, leaves_us, mark, wait_us in readings]
 
     @property
     def remaining(self) -> int | None:

@@ -59,7 +59,7 @@ class Networks:
 
     def become(self, other: Networks) -> None:
         """Take over the networks of another set. A look-up in another thread sees those before or after."""
-        object.__setattr__(self, "_ranges", other._ranges)
+        self._ranges = other._ranges
 
     def __contains__(self, address: object) -> bool:
         if not isinstance(address, str):
@@ -130,9 +130,6 @@ class Networks:
         ranges = list(self.ranges())
         return type(self).of_ranges, (ranges,)
 
-    def __setattr__(self, field: str, value: object) -> None:
-        raise AttributeError("Networks are immutable; create another set instead")
-
     def ranges(self) -> Iterator[AddressRange]:
         """Yield the merged ranges in ascending order."""
         for version, (starts, ends) in self._ranges.items():
@@ -149,7 +146,7 @@ class Networks:
             else:
                 starts.append(first)
                 ends.append(last)
-        object.__setattr__(self, "_ranges", merged)
+        self._ranges = merged
 
 
 def _in_order(ranges: Iterable[AddressRange]) -> Iterator[AddressRange]:

@@ -123,11 +123,6 @@ def _tightness(limit: _LimitReading) -> tuple[int, float, int]:
     return wait_us, -remaining / max(cost, 1), leaves_us
 
 
-def moved_by(span_us: int, readings: Sequence[WindowState]) -> list[WindowState]:
-    """Return readings with the same spans from a moment that is later by a span, perhaps one of another clock."""
-    return [(spent, leaves_us + span_us, mark + span_us, wait_us) for spent, leaves_us, mark, wait_us in readings]
-
-
 def ceil_s(span_us: int) -> int:
     """Round microseconds up to whole seconds."""
     return -(-span_us // 1_000_000)

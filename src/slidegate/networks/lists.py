@@ -128,7 +128,7 @@ class ListFile(FollowedFile):
         if role:
             self._roles.add(role)
         self.networks = self.read()
-        object.__setattr__(self.networks, "file", self)
+        self.networks.file = self
 
     def serve_as(self, role: str) -> None:
         """Let a middleware use the file, from now on.
