@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from .arguments import check_name
 from .counters import PermitCounter, ends_us
 from .limits import AnyLimit, check_amount
 
@@ -34,12 +33,11 @@ class Concurrency(AnyLimit):
     is_listed = False
 
     def __init__(self, amount: int | str, *, name: str | None = None) -> None:
-        if name is not None:
-            check_name(name, "limit name")
+        self._set_name(name)
         number: int | str = amount
         if isinstance(amount, str) and re.fullmatch(_AMOUNT, amount.strip()):
             number = int(amount)
-        self._fill(amount=check_amount(number, "concurrency", 'for example "4" or 4'), name=name)
+        self._fill(amount=check_amount(number, "concurrency", 'for example "4" or 4'))
 
     def expires_us(self, window: bytes) -> int:
         """See `AnyLimit.expires_us`: when the last entry ends."""

@@ -56,7 +56,8 @@ def parse_duration_us(
     if isinstance(value, timedelta):
         span_us = value // timedelta(microseconds=1)
     elif isinstance(value, str):
-        span_us = read_span_us(value, option, f'for example "{example}", not {quoted(value)}')
+        problem = f'expected a whole number and a unit, for example "{example}", not {quoted(value)}'
+        span_us = read_span_us(value, option, problem)
     else:
         raise ConfigurationError(f'expected a duration, for example "{example}", not {quoted(value)}', option)
     if not low_us <= span_us <= high_us:
@@ -65,12 +66,12 @@ def parse_duration_us(
     return span_us
 
 
-def read_span_us(text: str, option: str, example: str) -> int:
+def read_span_us(text: str, option: str, problem: str) -> int:
     """Parse a number and a unit, or a unit alone; return microseconds.
 
     Args:
         option: The name of the value, for the error message.
-        example: The end of the error message, with a correct example; empty where the caller gives one.
+        problem: That message, to which a similar unit is added.
 
     Raises:
         ConfigurationError: The text is not a duration.
@@ -79,7 +80,7 @@ def read_span_us(text: str, option: str, example: str) -> int:
     if len(text) <= _MAX_LENGTH:
         match = re.fullmatch(_DURATION, text.strip(SPACES))
     if match is None:
-        raise ConfigurationError(_no_duration("", example), option)
+        raise ConfigurationError(problem, option)
     # A unit alone is one of it.
     number = int(match[1] or 1)
     unit = match[2].lower()
@@ -90,13 +91,7 @@ def read_span_us(text: str, option: str, example: str) -> int:
         raise ConfigurationError(
             f'a {name} has no fixed length; write "{number * days} days", not {quoted(text)}', option
         )
-    raise ConfigurationError(_no_duration(unit, example) + closest(unit, _UNITS_US), option)
-
-
-def _no_duration(unit: str, example: str) -> str:
-    if not example:
-        return f"no unit {quoted(unit)}"
-    return f"expected a whole number and a unit, {example}"
+    raise ConfigurationError(problem + closest(unit, _UNITS_US), option)
 
 
 def format_duration(span_us: int) -> str:

@@ -112,5 +112,6 @@ def _parse_limit(text: str) -> Limit:
     if match["resolution"]:
         resolution = int(match["resolution"])
     # Its error about a unit has no example, because the caller adds one.
-    read_span_us(match["window"], "", "")
+    unit = match["window"].lstrip("0123456789" + SPACES)
+    read_span_us(match["window"], "", f"no unit {quoted(unit.lower())}")
     return Limit(int(match["amount"]), match["window"], resolution=resolution, name=name)

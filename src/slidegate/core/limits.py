@@ -135,6 +135,11 @@ class AnyLimit:
         """Return what limits of one class are equal by."""
         return self.amount, self.name, self.same_window
 
+    def _set_name(self, name: str | None) -> None:
+        if name is not None:
+            check_name(name, "limit name")
+        self._fill(name=name)
+
     def _fill(self, **values: object) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -191,12 +196,11 @@ class Limit(AnyLimit):
                 f"use at most {window_us // 10}",
                 "resolution",
             )
-        if name is not None:
-            check_name(name, "limit name")
+        self._set_name(name)
         slice_us = -(-window_us // resolution)
         slices = -(-window_us // slice_us)
         life_us = (slices + 1) * slice_us
-        self._fill(window_us=window_us, resolution=resolution, name=name, slice_us=slice_us, slices=slices)
+        self._fill(window_us=window_us, resolution=resolution, slice_us=slice_us, slices=slices)
         self._fill(life_us=life_us, check_us=life_us)
         _, step_us, span_us = self._terms(amount)
         self._fill(counter=Ring(amount, resolution, step_us, span_us))

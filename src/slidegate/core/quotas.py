@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from .arguments import check_name
 from .calendar import Calendar, Period, Unit, load_zone, read_anchor
 from .counters import QuotaCounter
 from .errors import ConfigurationError, quoted
@@ -68,11 +67,10 @@ class Quota(AnyLimit):
             )
         unit: Any = match["unit"].lower()
         amount = check_amount(int(match["amount"]), "quota", 'for example Quota("10000/month")')
-        if name is not None:
-            check_name(name, "name")
+        self._set_name(name)
         anchor, spelled = read_anchor(unit, starts)
         calendar = Calendar(unit, anchor, load_zone(zone))
-        self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, name=name, calendar=calendar)
+        self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, calendar=calendar)
 
     def counter_by(self, unix_us: Callable[[], int]) -> QuotaCounter:
         return QuotaCounter(self, unix_us)

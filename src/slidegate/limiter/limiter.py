@@ -100,11 +100,8 @@ class Limiter:
         if store is None:
             store = MemoryStore()
         if not isinstance(store, Store):
-            value = quoted(store)
-            if isinstance(store, str):  # which may hold a password
-                value = "its address"
             example = 'MemoryStore() or Limiter.from_url("redis://localhost:6379/0")'
-            raise ConfigurationError(f"store: expected a store, for example {example}, not {value}")
+            raise ConfigurationError(f"store: expected a store, for example {example}, not {quoted(store)}")
         if not isinstance(getattr(store, "bans", None), BanStore):
             raise ConfigurationError(
                 f"store: {store!r} has no bans; set self.bans in its __init__, for example to MemoryStore().bans"

@@ -56,11 +56,6 @@ class Override(NamedTuple):
     is_published: bool = True
 
     @property
-    def since(self) -> datetime:
-        """When it was changed (UTC)."""
-        return moment(self.since_us)
-
-    @property
     def until(self) -> datetime:
         """When it ends (UTC)."""
         return moment(self.until_us)

@@ -56,11 +56,6 @@ class Ban(NamedTuple):
     until_us: int | None
 
     @property
-    def since(self) -> datetime:
-        """When it began (UTC)."""
-        return moment(self.since_us)
-
-    @property
     def until(self) -> datetime | None:
         """When it ends (UTC); None for never."""
         if self.until_us is None:

@@ -136,13 +136,11 @@ class BanPolicy:
 
 
 def _one_limit(after: str | Limit) -> Limit:
-    limits: tuple[Limit, ...] = ()
-    if isinstance(after, (str, Limit)):
-        try:
-            limits = parse_limits(after)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{error}", "after") from None
-    if len(limits) != 1:
+    try:
+        limits = parse_limits(after)
+    except ConfigurationError as error:
+        raise ConfigurationError(error.text, "after") from None
+    if len(limits) != 1 or not isinstance(limits[0], Limit):
         raise ConfigurationError(f'expected one limit, for example "20/10m", not {quoted(after)}', "after")
     return limits[0]
 
