@@ -121,7 +121,7 @@ def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
         return Anchor(), default
     try:
         return _anchor_of(unit, str(starts).lower())
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ConfigurationError(f"a {unit} starts with {expected}, not {quoted(starts)}", "starts") from None
 
 
@@ -129,7 +129,7 @@ def _anchor_of(unit: Unit, text: str) -> tuple[Anchor, str]:
     """Return the anchor that a text describes, and its canonical spelling.
 
     Raises:
-        ValueError: It describes none.
+        ValueError, OverflowError: It describes none.
     """
     if unit == "week":
         return Anchor(weekday=WEEKDAYS.index(text)), text
