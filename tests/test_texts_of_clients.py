@@ -26,7 +26,7 @@ from slidegate.core.logs import MAX_CHARS, Throttle, escaped
 from slidegate.limiter import aio
 from slidegate.limiter.aio import in_background, to_the_end
 from slidegate.networks.lists import read_entries
-from slidegate.ops.replay.lines import line_parser, parse_line
+from slidegate.ops.replay.lines import parse_line
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.client_ip import read_node, split_forwarded, split_list
 from slidegate.web.visit import Visit
@@ -192,7 +192,6 @@ SUSPICIOUS_S = 0.05
 """A reader that is done with a long text in this time need not be measured twice."""
 PIECES = (*" \t\n,;:/@#.=-+|%\"\\'[](){}<>10axé\0", "a.", "1.", "[1,", "a=1\n", "per", "for=", "deny 1;", "::", "\r\n")
 ENDS = ("", "x")
-NGINX = line_parser(preset="nginx")
 Reader = Callable[[str], object]
 
 
@@ -223,7 +222,16 @@ def path(text: str) -> None:
         assert text.endswith("/ok") or answer.headers["ratelimit"]
 
 
-LOG_BEGINNINGS = ("192.0.2.7 - - [", "{", '{"remote_addr":"', "<13>Jan 1 ", "<13>1 a b c d e [", "192.0.2.7, ", "1 - [")
+LOG_BEGINNINGS = (
+    "192.0.2.7 - - [",
+    "{",
+    '{"msec":"',
+    '{"http_',
+    "<13>Jan 1 ",
+    "<13>1 a b c d e [",
+    "192.0.2.7, ",
+    "1 - [",
+)
 LOG_BEGINNINGS += ('192.0.2.7 - - [12/May/2024:00:00:17 +0000] "', '2024-05-12 00:00:17 192.0.2.7 - "', "2024-05-12 ")
 READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     "path": (path, ("", "/a", "/items/", "/v1/x/b")),
@@ -235,7 +243,6 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     "network": (parse_network, ("", "192.0.2.0/", "::", "2001:db8::/", "fe80::1%")),
     "key": (canonical_key, ("x", "192.0.2.0/", "2001:db8::/")),
     "access log": (parse_line, ("", *LOG_BEGINNINGS)),
-    "access log of JSON": (NGINX, ("", "{", '{"msec":"', '{"http_')),
 }
 READERS["list"] = entries, ("", "192.0.2.7 ", "192.0.2.7 1 ", "192.0.2.0 -")
 

@@ -31,7 +31,7 @@ from slidegate.core import Quota
 from slidegate.ops.dashboard.texts import count, ms, rate, share, span
 from slidegate.ops.replay import AccessLogs, AccessRecord, LoadProfile, Replay, ReplayedRequest, Simulation, line_parser
 from slidegate.ops.replay import logs as logs_module
-from slidegate.ops.replay.lines import NO_TIME, PRESETS, Preset, parse_line
+from slidegate.ops.replay.lines import NO_TIME, parse_line
 from slidegate.ops.replay.replay import checks_of, scope_of
 from slidegate.ops.replay.report import MINUTE_US, QUANTILES, measure, peak, quantile, refused_by
 from slidegate.ops.rows import span_of
@@ -42,11 +42,11 @@ from ...redis_servers import BOUND_S, free_port, until
 
 SAMPLES = Path(__file__).resolve().parent / "samples"
 NAMES = sorted(path.name for path in SAMPLES.iterdir())
-OF_SERVERS = {"granian.log", "gunicorn.log", "hypercorn.log", "uvicorn.log", "uvicorn_in_kubernetes.log"}
+OF_SERVERS = {"hypercorn.log", "uvicorn.log", "uvicorn_in_kubernetes.log"}
 """The samples of servers, which log HTTP requests alone."""
-NO_QUERY = {"granian.log", "hypercorn.log", "nginx.jsonl"}
+NO_QUERY = {"hypercorn.log", "nginx.jsonl"}
 """The samples that have no query."""
-WITH_HEADERS = {"combined.log", "nginx.jsonl", "caddy.jsonl", "traefik.jsonl"}
+WITH_HEADERS = {"combined.log", "nginx.jsonl", "traefik.jsonl"}
 """The samples that have header fields of the requests."""
 NOON_US = 1_715_515_200_000_000  # 2024-05-12 12:00:00 UTC
 TIME = "12/May/2024:12:00:00 +0000"
@@ -56,13 +56,11 @@ RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200)
 
 FIELDS = r"(?P<time>\S+) (?P<client>\S+) (?P<method>\S+) (?P<path>\S+) (?P<status>\d+)"
 HEADER = r'(?P<client>.+?) \[(?P<time>.+?)\] "(?P<request>.*?)" "(?P<header_x_api_key>.*?)"'
-PARSERS = {"text": parse_line, "fields": line_parser(regex=FIELDS), "header": line_parser(regex=HEADER)}
-PARSERS |= {name: line_parser(preset=name) for name in PRESETS}
+PARSERS = {"fields": line_parser(FIELDS), "header": line_parser(HEADER)}
 
 
 def logs_of(name: str) -> AccessLogs:
-    preset: Any = name.removesuffix(".jsonl")
-    return AccessLogs([str(SAMPLES / name)], preset=preset if preset in PRESETS else None)
+    return AccessLogs([str(SAMPLES / name)])
 
 
 def requests(name: str) -> list[AccessRecord]:
@@ -117,7 +115,7 @@ ADDRESSES = st.one_of(
     V4.map(lambda v4: (f'"{v4}"', v4)),
 )
 """An address as a server writes it, and the client that it means."""
-HOSTS = st.sampled_from(["web1", "db.example.org", "198.51.100.250", "ip-10-0-0-1"])
+HOSTS = st.sampled_from(["web1", "db.example.org", "ip-10-0-0-1"])
 DAY = "May 12 12:00:00"
 PREFIXES = st.one_of(
     st.just(""),
@@ -127,7 +125,6 @@ PREFIXES = st.one_of(
     st.builds(f"{DAY} {{}} gunicorn[{{}}]: ".format, HOSTS, PORT),
     st.builds("2024-05-12T12:00:00.123456+00:00 {} nginx[{}]: ".format, HOSTS, PORT),
     st.builds("<190>1 2024-05-12T12:00:00Z {} {} {} {} - ".format, HOSTS, *[st.sampled_from(["-", "nginx"])] * 3),
-    HOSTS.map('<190>1 2024-05-12T12:00:00Z {} nginx 811 - [a@1 b="c"][d@1] '.format),
     st.builds("{}:{} ".format, HOSTS, PORT),
     st.builds(f"{DAY} {{}} nginx: www.example.org:{{}} ".format, HOSTS, PORT),
 )
@@ -153,8 +150,6 @@ def test_a_client_is_the_same_whatever_stands_around_its_address(
     written, client = address
     behind = f'[{TIME}] "GET /a?b=1 HTTP/1.1" 200 5120 "-" "{agent}"'
     line = f"{prefix}{written} {user} {behind}" if user else f"{prefix}{written} {behind}"
-    if user == "203.0.113.98 -":  # an ident that is an address is taken for what stands between prefix and client
-        client = "203.0.113.98"
     found = parse_line(line)
     assert isinstance(found, AccessRecord), found
     assert found._replace(headers=()) == RECORD._replace(client=client)
@@ -162,8 +157,6 @@ def test_a_client_is_the_same_whatever_stands_around_its_address(
 
 # -- odd lines ---------------------------------------------------------------------------------------------------------
 
-CADDY_REQUEST = {"remote_ip": "198.51.100.1", "client_ip": "192.0.2.7", "method": "GET", "uri": "/a?b=1"}
-CADDY = {"ts": 1715515200.25, "logger": "http.log.access.log0", "status": 200, "request": CADDY_REQUEST}
 TRAEFIK = {
     **{"ClientHost": "192.0.2.7", "RequestMethod": "GET", "RequestPath": "/a?b=1", "DownstreamStatus": 200},
     **{"StartUTC": "2024-05-12T12:00:00.250000999Z"},
@@ -175,7 +168,7 @@ NGINX = {
 
 
 def shown(line: str) -> str:
-    """Return what a line becomes, as text, with the parser of its first word if it is JSON."""
+    """Return what a line becomes, as text, by the regular expression of its first word if it is one."""
     parser, _, rest = line.partition(" ")
     found = PARSERS[parser](rest) if parser in PARSERS else parse_line(line)
     if isinstance(found, str):
@@ -197,16 +190,16 @@ def test_no_text_raises(text: str) -> None:
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 JSON_VALUES = st.recursive(
     PLAIN | st.sampled_from(["192.0.2.7", "GET", "/", "200"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CADDY, *CADDY_REQUEST]), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=8,
 )
 
 
-@given(st.sampled_from([CADDY, TRAEFIK, NGINX]), st.sampled_from([*PRESETS]), st.data())
-def test_no_json_value_in_any_field_raises(line: dict[str, Any], preset: Preset, data: st.DataObject) -> None:
-    names = st.sampled_from([*line, "request", "request_uri", "msec", "logger", "http_"])
+@given(st.sampled_from([TRAEFIK, NGINX]), st.data())
+def test_no_json_value_in_any_field_raises(line: dict[str, Any], data: st.DataObject) -> None:
+    names = st.sampled_from([*line, "request", "request_uri", "msec", "StartUTC", "http_", "request_"])
     odd = data.draw(st.dictionaries(names, JSON_VALUES, min_size=1))
-    found = line_parser(preset=preset)(json.dumps({**line, **odd}))
+    found = parse_line(json.dumps({**line, **odd}))
     if isinstance(found, AccessRecord):
         assert 0 <= found.time_us < 253_402_300_800_000_000
         assert found.client
@@ -292,7 +285,7 @@ def test_a_gzip_bomb_of_one_line_takes_little_memory(tmp_path: Path) -> None:
     assert peak_bytes < 20_000_000
 
 
-# -- the access logs that uvicorn, hypercorn and granian really write --------------------------------------------------
+# -- the access logs that uvicorn and hypercorn really write --------------------------------------------------
 
 
 APP = """
@@ -313,7 +306,6 @@ COMMANDS = {
     "uvicorn": ["uvicorn", "--port", "PORT"],
     "uvicorn with times": ["uvicorn", "--port", "PORT", "--log-config", "log.json"],
     "hypercorn": ["hypercorn", "--bind", "127.0.0.1:PORT", "--access-logfile", "-"],
-    "granian": ["granian", "--interface", "asgi", "--port", "PORT", "--access-log"],
 }
 
 

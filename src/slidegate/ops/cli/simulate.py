@@ -11,7 +11,7 @@ import click
 
 from ... import RateLimitMiddleware
 from ..replay import AccessLogs, LoadProfile, Replay, Simulation
-from ..replay.lines import NO_TIME, PRESETS
+from ..replay.lines import NO_TIME
 from ..rows import span_of
 from .check import BELOW, applications_in, imported
 from .main import middleware_of, note, program, show, table, time_of, with_json
@@ -23,7 +23,7 @@ TOO_MANY_CLIENTS: Final = 0.9
 _RULE_COLUMNS: Final = ("rule", "kind", "requests", "refused", "clients refused")
 _MAX_LAYERS: Final = 100
 _REGEX: Final = """--regex '(?P<client>\\S+) \\[(?P<time>[^]]+)\\] "(?P<request>[^"]*)" (?P<status>\\d+)'"""
-_OTHER_FORMAT: Final = f"for JSON use --preset {', '.join(PRESETS)}; for another format use {_REGEX}"
+_OTHER_FORMAT: Final = f"for another format use {_REGEX}"
 _ADD_A_TIME: Final = (
     "uvicorn logs no time: start it with --log-config and a file whose formatter of uvicorn.access has "
     '"fmt": "%(asctime)s %(client_addr)s - \\"%(request_line)s\\" %(status_code)s"; ' + _OTHER_FORMAT
@@ -36,7 +36,6 @@ _NOTHING_AROUND: Final = (
 def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments that describe logs, and an application, to a command."""
     for option in (
-        click.option("--preset", type=click.Choice(list(PRESETS)), help="Read the JSON of this server."),
         click.option("--regex", metavar="REGEX", help="Other lines, by the groups time, client, request and status."),
         click.option("--app", metavar="MODULE:APP", help="An application; it is imported and not called."),
         click.argument("log", nargs=-1, required=True),
@@ -51,7 +50,7 @@ def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--limit", metavar="LIMITS", multiple=True, help='The limits of each client: "60/minute; 1000/hour".')
 @with_json
 def simulate(
-    log: tuple[str, ...], rules: str | None, app: str | None, limit: Sequence[str], as_json: bool, **formats: str | None
+    log: tuple[str, ...], regex: str | None, rules: str | None, app: str | None, limit: Sequence[str], as_json: bool
 ) -> None:
     """Replay access logs, and show what limits would have refused.
 
@@ -61,7 +60,7 @@ def simulate(
     \b
     Example: slidegate simulate access.log --limit "60/minute; 1000/hour"
     """
-    logs = _logs_in(log, formats)
+    logs = _logs_in(log, regex)
     if [limit or None, rules, app].count(None) != 2:
         raise click.UsageError('expected --limit "60/minute", --rules slidegate.toml or --app main:app, one of them')
     if app is not None:
@@ -101,7 +100,7 @@ def _simulated_text(value: dict[str, Any]) -> Iterator[str]:
 @program.command()
 @with_logs
 @with_json
-def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str | None) -> None:
+def suggest(log: tuple[str, ...], regex: str | None, app: str | None, as_json: bool) -> None:
     """Show how busy clients were, and what limits would have refused.
 
     For all requests, and for each route of an application (--app): the busiest minute of each client, as quantiles over
@@ -112,7 +111,7 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
     \b
     Example: slidegate suggest access.log
     """
-    logs = _logs_in(log, formats)
+    logs = _logs_in(log, regex)
     profile = LoadProfile()
     if app is not None:
         served = imported(app)
@@ -150,10 +149,10 @@ def _part(part: int, whole: int) -> str:
 # -- what both commands read -------------------------------------------------------------------------------------------
 
 
-def _logs_in(names: Sequence[str], formats: dict[str, Any]) -> AccessLogs:
+def _logs_in(names: Sequence[str], regex: str | None) -> AccessLogs:
     """Return the logs; from here on, middlewares count even if SLIDEGATE_ENABLED switches applications off."""
     os.environ.pop("SLIDEGATE_ENABLED", None)
-    return AccessLogs(names, **formats)
+    return AccessLogs(names, regex)
 
 
 def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:

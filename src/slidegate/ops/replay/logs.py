@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from ...core.logs import escaped
-from .lines import AccessRecord, Preset, line_parser
+from .lines import AccessRecord, line_parser
 
 BUFFERED: Final = 32_768
 """The number of records buffered for sorting; several files share it."""
@@ -34,7 +34,6 @@ class AccessLogs:
     Args:
         names: The files, plain or compressed with gzip; ``-`` is standard input.
         regex: As for `line_parser`.
-        preset: As for `line_parser`.
 
     Attributes:
         lines: Lines read so far that are not empty. Damaged gzip data counts as one.
@@ -47,12 +46,12 @@ class AccessLogs:
         OSError: While iterating: a file is missing or cannot be read.
     """
 
-    def __init__(self, names: Sequence[str], *, regex: str | None = None, preset: Preset | None = None) -> None:
+    def __init__(self, names: Sequence[str], regex: str | None = None) -> None:
         self.lines = self.late = 0
         self.unreadable: Counter[str] = Counter()
         self.example = ""
         self._names = names
-        self._parse = line_parser(regex=regex, preset=preset)
+        self._parse = line_parser(regex)
 
     def __iter__(self) -> Iterator[AccessRecord]:
         latest_us = 0
