@@ -29,7 +29,7 @@ from starlette.routing import Mount, Route
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.core import Quota
 from slidegate.ops.dashboard.texts import count, ms, rate, share, span
-from slidegate.ops.replay import AccessLogs, AccessRecord, LoadProfile, Replay, ReplayedRequest, Simulation, line_parser
+from slidegate.ops.replay import AccessLogs, AccessRecord, Replay, ReplayedRequest, Simulation, line_parser
 from slidegate.ops.replay import logs as logs_module
 from slidegate.ops.replay.lines import NO_TIME, parse_line
 from slidegate.ops.replay.replay import checks_of, scope_of
@@ -417,7 +417,7 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
 def test_numbers_are_shown_lines_read_and_records_replayed_as_the_text_says(
     texts: Callable[..., None], tmp_path: Path
 ) -> None:
-    shown = {function.__name__: function for function in (count, ms, rate, share, span, span_of)}
+    shown = {function.__name__: function for function in (count, hello, ms, rate, share, span, span_of)}
     names = {**globals(), **shown, "DIR": tmp_path, "run": asyncio.run}
 
     def answer(line: str) -> str:
@@ -491,8 +491,6 @@ GAPS = st.lists(
     st.sampled_from([0, 1, 900, 15_625, 15_626, 100_000, 499_999, 1_000_000, 30_000_000]), min_size=1, max_size=150
 )
 
-ENDS = ({"exempt": True}, {"block": True}, {"limits": "1/minute", "final": True}, {"limits": "1/minute"})
-
 
 def named(times_us: Iterable[Sequence[int]]) -> dict[str, Sequence[int]]:
     """Return the times of the requests of clients with names."""
@@ -527,7 +525,7 @@ def test_a_quantile_is_the_smallest_value_that_covers_a_share(values: list[int],
 @given(st.lists(GAPS, min_size=1, max_size=5))
 def test_peaks_are_the_most_requests_in_any_minute(gaps: list[list[int]]) -> None:
     clients = [list(accumulate(one)) for one in gaps]
-    found = measure("all", named(clients))
+    found = measure(named(clients))
     peaks = [max(sum(end - MINUTE_US < time <= end for time in times) for end in times) for times in clients]
     assert [peak(times) for times in clients] == peaks
     assert found["most"] == max(peaks)
@@ -539,28 +537,12 @@ def test_the_busiest_client_alone_moves_no_number_but_the_most(honest: list[int]
     """What it sends decides how many of it are refused, and not which limits are tried, or how the others look."""
     found = []
     for peak_of_it in (20 + once, 20 + once + more):
-        measured = measure("all", named([0] * count for count in (*honest, peak_of_it)))
+        measured = measure(named([0] * count for count in (*honest, peak_of_it)))
         assert measured.pop("most") == peak_of_it
-        decided = {f"{100 * share:g}%" for share in QUANTILES if share * (len(honest) + 1) > len(honest)}
+        decided = {name for name, share in QUANTILES.items() if share * (len(honest) + 1) > len(honest)}
         numbers = {name: value for name, value in measured.items() if name not in {*decided, "requests"}}
         numbers["would_refuse"] = [row["limit"] for row in measured["would_refuse"]]
         found.append(numbers)
     shorter, longer = found
     assert longer["would_refuse"][: len(shorter["would_refuse"])] == shorter["would_refuse"]
     assert {**longer, "would_refuse": None} == {**shorter, "would_refuse": None}
-
-
-@given(st.lists(st.tuples(st.sampled_from(["/a", "/b", "*"]), st.sampled_from(ENDS))))
-async def test_the_first_rule_that_ends_the_list_decides_what_is_measured(listed: list[tuple[str, Any]]) -> None:
-    app = Starlette(routes=[Route("/a", hello), Route("/b", hello)])
-    rules = [Rule(path, name=f"rule-{n}", **options) for n, (path, options) in enumerate(listed)]
-    measured = LoadProfile(app, RateLimitMiddleware(app, rules=[*rules, Rule("*", "9/minute")]))
-    expected: Counter[str] = Counter()
-    for n, path in enumerate(["/a", "/b", "/b", "/none"]):
-        await measured.add(record(n, path=path))
-        ends = [options for one, options in listed if one in (path, "*") and options != ENDS[-1]]
-        if not ends or "limits" in ends[0]:
-            expected += Counter(["all", "(no route)" if path == "/none" else f"GET {path}"])
-    found = measured.routes() if expected else ()
-    assert Counter({route["route"]: route["requests"] for route in found}) == expected
-    assert bool(measured.clients) == bool(expected)

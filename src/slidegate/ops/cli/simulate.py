@@ -10,8 +10,9 @@ from typing import Any, Final
 import click
 
 from ... import RateLimitMiddleware
-from ..replay import AccessLogs, LoadProfile, Replay, Simulation
+from ..replay import AccessLogs, LoadProfile, Replay, Simulation, measure
 from ..replay.lines import NO_TIME
+from ..replay.report import QUANTILES
 from ..rows import span_of
 from .check import BELOW, applications_in, imported
 from .main import middleware_of, note, program, show, table, time_of, with_json
@@ -34,10 +35,9 @@ _NOTHING_AROUND: Final = (
 
 
 def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments that describe logs, and an application, to a command."""
+    """Add the arguments that describe logs to a command."""
     for option in (
         click.option("--regex", metavar="REGEX", help="Other lines, by the groups time, client, request and status."),
-        click.option("--app", metavar="MODULE:APP", help="An application; it is imported and not called."),
         click.argument("log", nargs=-1, required=True),
     ):
         command = option(command)
@@ -46,6 +46,7 @@ def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @program.command()
 @with_logs
+@click.option("--app", metavar="MODULE:APP", help="An application; it is imported and not called.")
 @click.option("--rules", metavar="FILE", help="A configuration file.")
 @click.option("--limit", metavar="LIMITS", multiple=True, help='The limits of each client: "60/minute; 1000/hour".')
 @with_json
@@ -100,43 +101,31 @@ def _simulated_text(value: dict[str, Any]) -> Iterator[str]:
 @program.command()
 @with_logs
 @with_json
-def suggest(log: tuple[str, ...], regex: str | None, app: str | None, as_json: bool) -> None:
+def suggest(log: tuple[str, ...], regex: str | None, as_json: bool) -> None:
     """Show how busy clients were, and what limits would have refused.
 
-    For all requests, and for each route of an application (--app): the busiest minute of each client, as quantiles over
-    all clients, and what a few limits would have refused. It does not know which clients are honest: choose a limit
-    that refuses only those that you would refuse.
+    The busiest minute of each client, as quantiles over all clients, and what a few limits would have refused. It does
+    not know which clients are honest: choose a limit that refuses only those that you would refuse.
     LOG may be compressed with gzip; - is stdin.
 
     \b
     Example: slidegate suggest access.log
     """
-    logs = _logs_in(log, regex)
     profile = LoadProfile()
-    if app is not None:
-        served = imported(app)
-        outermost = next(iter(_middlewares_around(served)), None)
-        profile = LoadProfile(served, outermost)
-    _read(logs, profile)
-    routes = profile.routes()
-    requests, clients = routes[0]["requests"], len(profile.clients)
-    left_out = profile.requests - requests
-    headline = f"{requests:,} requests of {clients:,} clients in {span_of(profile.span_us / 1_000_000)}"
-    if left_out:
-        headline += f"; {left_out:,} more are exempt or blocked, and not measured"
-    value = {"requests": requests, "left_out": left_out, "clients": clients, "routes": routes}
-    show(as_json, [value], [headline, *_suggested_text(routes)])
+    _read(_logs_in(log, regex), profile)
+    value = measure(profile.clients)
+    show(as_json, [value], _suggested_text(value))
 
 
-def _suggested_text(routes: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield from ("", "Busiest minute of each client")
-    yield from table([name for name in routes[0] if name != "would_refuse"], routes)
+def _suggested_text(value: dict[str, Any]) -> Iterator[str]:
+    requests, clients = value["requests"], value["clients"]
+    yield f"{requests:,} requests of {clients:,} clients in {span_of(value['span_s'])}"
+    yield from ("", "Busiest minute of each client", *table((*QUANTILES, "most"), [value]))
     rows = []
-    for route in routes:
-        for tried in route["would_refuse"]:
-            parts = {name: _part(tried[name], route[name]) for name in ("clients", "requests")}
-            rows.append({"route": route["route"], "limit": tried["limit"], **parts})
-    yield from ("", "What limits would have refused", *table(("route", "limit", "clients", "requests"), rows))
+    for tried in value["would_refuse"]:
+        parts = {"clients": _part(tried["clients"], clients), "requests": _part(tried["requests"], requests)}
+        rows.append({**tried, **parts})
+    yield from ("", "What limits would have refused", *table(("limit", "clients", "requests"), rows))
 
 
 def _part(part: int, whole: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from .lines import AccessRecord, line_parser
 from .logs import AccessLogs
 from .replay import Replay, ReplayedRequest, nothing
-from .report import LoadProfile, Simulation
+from .report import LoadProfile, Simulation, measure
 
 __all__ = [
     "AccessLogs",
@@ -18,5 +18,6 @@ __all__ = [
     "ReplayedRequest",
     "Simulation",
     "line_parser",
+    "measure",
     "nothing",
 ]

@@ -1,7 +1,7 @@
 """Counts what a replay decided, and measures the busiest moments of each client.
 
-`Simulation` counts requests, refusals and clients by rule. `LoadProfile` keeps the times of all requests by route and
-client, eight bytes a request. From them it computes the busiest minute of each client, and what a limit would have
+`Simulation` counts requests, refusals and clients by rule. `LoadProfile` keeps the times of all requests by client,
+eight bytes a request. From them `measure` computes the busiest minute of each client, and what a limit would have
 refused, by the same arithmetic as a limiter.
 """
 
@@ -15,25 +15,19 @@ from itertools import pairwise
 from math import ceil
 from typing import Any, Final
 
-from starlette.types import ASGIApp
-
-from ... import Limit, RateLimitMiddleware, Rule
+from ... import Limit
 from ...core import Reason
 from ...events import Outcome
 from .lines import AccessRecord
-from .replay import Replay, checks_of, nothing
+from .replay import Replay, checks_of
 
 MAX_REFUSED: Final = 10
 MINUTE_US: Final = 60_000_000
-QUANTILES: Final = (0.5, 0.95, 0.99, 0.999)
+QUANTILES: Final = {"50%": 0.5, "95%": 0.95, "99%": 0.99, "99.9%": 0.999}
 MAX_TRIED: Final = 7
 _ROUND: Final = [0, *(digit * 10**power for power in range(8) for digit in (1, 2, 5))]
 """The amounts whose refusals are shown."""
 _BOUNDLESS: Final = Limit(2**31 - 1, "1s")
-ALL: Final = "all"
-_PER_ROUTE: Final = "per-route:"
-"""The start of the names of the counts of routes, which unlike the labels of their rules are whole."""
-_NO_ROUTE: Final = "*"
 Json = dict[str, Any]
 
 
@@ -147,95 +141,38 @@ def _refused_by(outcome: Outcome) -> tuple[str, Sequence[str]]:
 
 
 class LoadProfile:
-    """Measures how busy the clients of a log were, over all requests and at each route of an application.
-
-    Args:
-        app: An application with routes. It is not called.
-        middleware: A middleware around it: its `client` is used, and requests that it exempts or blocks, by a rule or a
-            list, are not measured. Its limits are ignored, but not that final rules end its list.
+    """Measures how busy the clients of a log were.
 
     Attributes:
         requests: The number of HTTP requests.
+        clients: The times of the requests of each client, in microseconds, ascending.
     """
 
-    def __init__(self, app: ASGIApp | None = None, middleware: RateLimitMiddleware | None = None) -> None:
+    def __init__(self) -> None:
         self.requests = 0
-        self._times_us: dict[str, dict[str, array[int]]] = {ALL: {}}
-        options: dict[str, Any] = {}
-        rules: list[Rule] = []
-        if middleware is not None:
-            options = {"client": middleware.client, **middleware.lists}
-            for rule in middleware.rules:
-                if rule.action.is_final:
-                    rules.append(_unlimited(rule, f"{ALL}-{len(rules)}"))
-        rules.append(Rule("*", _BOUNDLESS, name=ALL))
-        middlewares = [RateLimitMiddleware(nothing, rules=rules, **options)]
-        if app is not None:
-            client = middlewares[0].client
-            middlewares.append(RateLimitMiddleware(app, default_limits=_BOUNDLESS, client=client))
-        self._replay = Replay(middlewares)
+        self.clients: dict[str, array[int]] = {}
+        self._replay = Replay.of(limits=_BOUNDLESS)
 
     async def add(self, record: AccessRecord) -> None:
         """Measure an HTTP request."""
         replayed = await self._replay.play(record)
         self.requests += 1
-        keys: dict[str, str] = {}
-        for bucket, key, _ in checks_of(replayed.outcome):
-            keys[bucket.name.partition(_PER_ROUTE)[2] or ALL] = key
-        if ALL not in keys:  # a rule exempts it, or ends the list before
-            return
-        for route, key in keys.items():
-            clients = self._times_us.setdefault(route, {})
-            clients.setdefault(key, array("q")).append(self._replay.now_us)
-
-    @property
-    def clients(self) -> Mapping[str, Sequence[int]]:
-        """The times of the requests of each client, in microseconds, ascending."""
-        return self._times_us[ALL]
-
-    @property
-    def span_us(self) -> int:
-        """The time from the first of these requests to the last."""
-        times_us = self.clients.values()
-        return max(times[-1] for times in times_us) - min(times[0] for times in times_us)
-
-    def routes(self) -> list[Json]:
-        """Return the results of all requests, and of each route that was requested, ready for JSON."""
-        names = {_NO_ROUTE: "(no route)"}
-        return [measure(names.get(route, route), clients) for route, clients in self._times_us.items()]
+        self.clients.setdefault(replayed.outcome.client, array("q")).append(self._replay.now_us)
 
 
-def _unlimited(rule: Rule, name: str) -> Rule:
-    """Return a rule that ends the list where another does; if that counts, this one counts by the client, and all."""
-    if not rule.counts:
-        return rule
-    paths: str | Sequence[str] = "*"
-    if rule.matching.rule_paths:
-        paths = rule.matching.paths
-    return Rule(
-        paths,
-        _BOUNDLESS,
-        methods=rule.matching.methods,
-        connection=rule.matching.connection,
-        when=rule.matching.when,
-        name=name,
-        final=True,
-    )
-
-
-def measure(route: str, times_us: Mapping[str, Sequence[int]]) -> Json:
-    """Return how busy clients were in their busiest minutes, and what limits would have refused.
+def measure(times_us: Mapping[str, Sequence[int]]) -> Json:
+    """Return how busy clients were in their busiest minutes, and what limits would have refused, ready for JSON.
 
     Args:
-        route: ``"all"``, or the methods and the path of a route.
         times_us: The times of the requests of each client, ascending.
     """
     peaks = sorted(map(peak, times_us.values()))
+    span_us = max(times[-1] for times in times_us.values()) - min(times[0] for times in times_us.values())
     return {
-        "route": route,
         "requests": sum(map(len, times_us.values())),
         "clients": len(times_us),
-        **{f"{100 * share:g}%": quantile(peaks, share) for share in QUANTILES},
+        "span_s": span_us / 1_000_000,
+        **{name: quantile(peaks, share) for name, share in QUANTILES.items()},
         "most": peaks[-1],
         "would_refuse": [refused_by(amount, times_us.values()) for amount in _tried(peaks)],
     }
