@@ -37,7 +37,7 @@ CODES: Final = {
 }
 """The codes of findings that only `slidegate check` reports, with their titles."""
 START_TIMEOUT_S: Final = 60.0
-BELOW: Final = ("middleware_stack", "asgi_app", "asgi_handler", "app")
+_BELOW: Final = ("middleware_stack", "asgi_app", "asgi_handler", "app")
 """The attributes in which Starlette, Quart, Litestar and middlewares keep the next layer."""
 _MEMORY: Final = "SG103"  # the middleware's finding about memory stores
 _LONG_US: Final = 3_600_000_000
@@ -59,7 +59,7 @@ def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None
     \b
     Example: slidegate check main:app
     """
-    if target.endswith(".toml") or (Path(target).is_file() and not target.endswith(".py")):
+    if ":" not in target or target.endswith(".toml"):  # of Windows, a path has a colon as well
         reported = _about_file(Path(target))
     else:
         app = imported(target, factory=factory)
@@ -84,12 +84,6 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
         click.ClickException: It does not exist, importing it raises, or it is no ASGI application.
     """
     module, _, attribute = name.partition(":")
-    dotted = module.removesuffix(".py").strip("./").replace("/", ".")
-    expected = f"{dotted or 'main'}:{attribute or 'app'}"
-    if name != expected:
-        raise click.BadParameter(
-            f"expected an application as module:app, not {safe_text(name)}, did you mean {safe_text(expected)}?"
-        )
     sys.path.insert(0, "")
     try:
         with redirect_stdout(sys.stderr):
@@ -97,10 +91,8 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
             if factory:
                 application = application()
     except (Exception, SystemExit) as error:
-        message = f"{safe_text(name)} cannot be imported: {type(error).__name__}: {one_line(error)}"
-        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
-            message += "; run this in the directory that contains it"
-        raise click.ClickException(message) from error
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise click.ClickException(f"{safe_text(name)} cannot be imported from this directory: {reason}") from error
     try:
         signature(application).bind("scope", "receive", "send")
     except TypeError:
@@ -187,8 +179,8 @@ def applications_in(app: ASGIApp) -> Iterator[Any]:
         visited.add(id(thing))
         _build(thing)
         yield thing
-        waiting.extend(getattr(thing, name, None) for name in BELOW)
-        if isinstance(thing, (Starlette, Router)):
+        waiting.extend(getattr(thing, name, None) for name in _BELOW)
+        if isinstance(thing, Router):
             waiting.extend(thing.routes)
 
 

@@ -8,21 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import click
+from starlette.routing import Router
 
 from ... import RateLimitMiddleware
 from ..replay import AccessLogs, LoadProfile, Replay, Simulation, measure
 from ..replay.lines import NO_TIME
 from ..replay.report import QUANTILES
 from ..rows import span_of
-from .check import BELOW, applications_in, imported
+from .check import applications_in, imported
 from .main import middleware_of, note, program, show, table, time_of, with_json
 
 MANY_REQUESTS: Final = 100
-"""From this number of requests, the number of clients shows whether they are clients."""
-TOO_MANY_CLIENTS: Final = 0.9
-"""From this share of clients in requests, a result means nothing."""
+"""From this number of requests, a single client is probably a proxy."""
 _RULE_COLUMNS: Final = ("rule", "kind", "requests", "refused", "clients refused")
-_MAX_LAYERS: Final = 100
 _REGEX: Final = """--regex '(?P<client>\\S+) \\[(?P<time>[^]]+)\\] "(?P<request>[^"]*)" (?P<status>\\d+)'"""
 _OTHER_FORMAT: Final = f"for another format use {_REGEX}"
 _ADD_A_TIME: Final = (
@@ -146,15 +144,18 @@ def _logs_in(names: Sequence[str], regex: str | None) -> AccessLogs:
 
 def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:
     """Return the middlewares around all of an application, from the outside in."""
-    number = sum(isinstance(thing, RateLimitMiddleware) for thing in applications_in(app))
-    around = []
-    for _ in range(_MAX_LAYERS):
-        if isinstance(app, RateLimitMiddleware):
-            around.append(app)
-        below = [getattr(app, name, None) for name in BELOW]
-        app = next(filter(None, below), None)
-    if number > len(around):
-        note(f"{number - len(around)} middlewares of routes or mounted applications are not replayed")
+    around: list[RateLimitMiddleware] = []
+    within = 0
+    is_routed = False
+    for thing in applications_in(app):
+        is_routed = is_routed or isinstance(thing, Router)
+        if isinstance(thing, RateLimitMiddleware):
+            if is_routed:
+                within += 1
+            else:
+                around.append(thing)
+    if within:
+        note(f"{within} middlewares of routes or mounted applications are not replayed")
     return around
 
 
@@ -186,12 +187,6 @@ def _check(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
         raise click.ClickException(f"{problem}; {remedy}")
     if not clients:
         raise click.ClickException(f"none of {records:,} records is an HTTP request that limits count")
-    if clients > TOO_MANY_CLIENTS * target.requests and target.requests >= MANY_REQUESTS:
-        raise click.ClickException(
-            f"{target.requests:,} requests come from {clients:,} clients, such as {next(iter(target.clients))}, so "
-            f"limits for each client mean nothing; if these are no clients, name the part of a line that is: {_REGEX}; "
-            "if they are, pass a longer log"
-        )
     if unreadable:
         note(problem)
     if logs.late:
