@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Awaitable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from operator import attrgetter
 from threading import Lock
 from typing import Any, Final, TypeAlias
 
-import anyio
-from anyio.lowlevel import checkpoint
-
 from .. import Limiter
 from ..core.stored import json_of
 from ..windows import ResponseTimes
+from .tasks import together
 from .traffic import COUNTS, ClientTraffic, Ranking, Traffic
 
 MAX_CLIENTS: Final = 1_000
@@ -39,37 +36,6 @@ SeriesName: TypeAlias = tuple[tuple[str, ...], str]
 Name: TypeAlias = tuple[str, int]
 """The kind of a slice and its number: the time when it began, by its length."""
 _FIELDS: Final = tuple(field.name for field in fields(ClientTraffic) if field.name != "latest")
-
-
-async def pause() -> None:
-    """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
-    with suppress(RuntimeError):
-        await checkpoint()
-
-
-async def together(*work: Awaitable[Any]) -> list[Any]:
-    """Return the results of some work, in which the store is asked at the same time; raise the first failure."""
-    results: list[Any] = [None] * len(work)
-
-    async def note(place: int, part: Awaitable[Any]) -> None:
-        try:
-            results[place] = await part
-        except Exception as error:  # a task group would raise a group of these
-            results[place] = error
-
-    try:
-        group = anyio.create_task_group()
-    except RuntimeError:  # no event loop runs in this thread
-        for place, part in enumerate(work):
-            await note(place, part)
-    else:
-        async with group:
-            for place, part in enumerate(work):
-                group.start_soon(note, place, part)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
 
 
 def encoded(value: object) -> bytes:

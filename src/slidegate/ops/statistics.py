@@ -28,7 +28,7 @@ from ..core.errors import StoreError
 from ..core.logs import Throttle, logger
 from ..events import Event, Observer, Outcome, Passed
 from .recent_events import LoggedEvent, RecentEvents
-from .slices import CLIENTS, KEYS, Slices, encoded, pause, together
+from .slices import CLIENTS, KEYS, Slices, encoded
 from .stats_rows import (
     ALIVE_S,
     EVENTS,
@@ -42,6 +42,7 @@ from .stats_rows import (
     worker_fields,
 )
 from .tally import MAX_SERIES, OTHERS, PART, Tally
+from .tasks import pause, together
 from .traffic import ClientTraffic, Ranking, RequestCounts, Stats, Traffic, Worker
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Ranking", "RequestCounts", "Statistics", "Stats", "Traffic", "Worker"]

@@ -20,7 +20,8 @@ from .. import Limiter
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, quoted
 from .recent_events import LoggedEvent
-from .slices import STEPS, Clients, Series, decoded, pause
+from .slices import STEPS, Clients, Series, decoded
+from .tasks import pause
 from .traffic import Ranking, Stats, Traffic, Worker
 
 ALIVE_S: Final = 300.0

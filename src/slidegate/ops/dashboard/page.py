@@ -16,7 +16,7 @@ from ... import ConfigurationError, StoreError, __version__
 from ...core import compiled
 from ..readers import where_banned
 from ..rows import check_key, key_of
-from ..slices import together
+from ..tasks import together
 from . import texts
 from .api import Api, problem_of
 from .service import WINDOWS, Service

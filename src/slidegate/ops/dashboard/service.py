@@ -23,9 +23,10 @@ from ...core.errors import quoted
 from ...limiter import Action, Override, Publication, keys_refusing
 from ..explain import MOST_CLIENTS, MOST_EVENTS, Answers, Facts, facts_in
 from ..rows import key_of
-from ..slices import CLIENTS, KEYS, STEPS, together
+from ..slices import CLIENTS, KEYS, STEPS
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..stats_rows import read_events, read_ranking, read_stats, steps_of
+from ..tasks import together
 from .counts import Counts
 from .line import MEANWHILE, Line, Refusals, kinds_of, line_of, refusals_of, row_of, stands_for
 from .texts import span

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from ..kinds import ADDRESS, EVERYONE
 from ..published_rules import limit_rows, limits_by_rule, rule_rows, shadow_rules, unread_of
-from ..slices import together
 from ..statistics import LoggedEvent, Ranking, Traffic
+from ..tasks import together
 from .counts import curve_of, marks_of
 from .line import ClientRow, kinds_of, row_of
 from .service import WINDOW, Bans, Service
