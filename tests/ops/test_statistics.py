@@ -374,7 +374,7 @@ async def _ranked(found: Ranking) -> AsyncIterator[str]:
     for one in found.busiest:
         what = f"{one.requests} requests, {one.refused} refused {dict(sorted(one.refused_by.items())) or ''}".rstrip()
         place = found.refused.index(one) + 1 if one in found.refused else "-"
-        yield f"{one.key} ({place}): {what}; {one.rule} {one.limits}, {one.route}, since {one.refused_since_us}"
+        yield f"{one.key} ({place}): {what}; {one.rule} {one.amounts}"
 
 
 def test_workers_count_write_and_show_as_the_text_says(
@@ -692,13 +692,12 @@ async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) ->
         for step in range(BUCKETS):
             traffic.times.count_one(10 * 11**step // 10**step)
     for number in range(MAX_CLIENTS):
-        by = {f"{rule:02}{number:03}".ljust(64, "r"): 10**9 for rule in range(MAX_NAMES)}
-        routes = {f"GET /{rule}/{number}".ljust(256, "x"): 10**9 for rule in range(MAX_NAMES)}
-        texts = unpackable_text()[:64], "; ".join(["1000000000/31d"] * 10), f"GET /{number}".ljust(256, "x")
-        counts = [10**9 + number] * 5
-        client = ClientTraffic(*counts, unpackable_text()[:64], by, START_US, START_US, *texts)
-        client.amounts, client.counted_by, client.routes = dict.fromkeys(by, texts[1]), by, routes
-        client.others = [2**32 - number - place for place in range(MAX_NAMES)]
+        names = [f"{rule:02}{number:03}".ljust(64, "r") for rule in range(MAX_NAMES)]
+        by, routes = dict.fromkeys(names, 10**9), {f"GET /{name}".ljust(256, "x"): 10**9 for name in names}
+        amounts = dict.fromkeys(names, "; ".join(["1000000000/31d"] * 10))
+        others = {f"{2**32 - number - place:08x}": 10**9 for place in range(MAX_NAMES)}
+        key, counts = unpackable_text()[:64], [10**9 + number] * 5
+        client = ClientTraffic(*counts, key, amounts, by, by, routes, others)
         statistics._tally.clients[client.key] = client
     for number in range(2 * recent_events.MAX_EVENTS):
         details = {f"{number}-{name}": unpackable_text() for name in range(20)}

@@ -14,14 +14,14 @@ from .. import Limiter
 from ..core.stored import json_of
 from ..windows import ResponseTimes
 from .tasks import together
-from .traffic import COUNTS, ClientTraffic, Ranking, Traffic
+from .traffic import COUNTS, ClientTraffic, Ranking, SeriesName, Traffic
 
 MAX_CLIENTS: Final = 1_000
 """With more clients, those with the fewest requests and refusals are forgotten."""
 TOP_CLIENTS: Final = 100
 """How many of the busiest clients, and how many of those that are refused most, are in a row."""
 # The kinds of rows. Their names change with their format, so that two versions do not read each other's.
-CLIENTS, KEYS = "stats8-clients", "stats8-keys"
+CLIENTS, KEYS = "stats9-clients", "stats9-keys"
 STEPS: Final = {
     "stats8-5s": (5_000_000, 60),
     "stats8-5m": (300_000_000, 288),
@@ -31,11 +31,9 @@ STEPS: Final = {
 """The length of the slices of each kind in microseconds, and how many are kept.
 
 The shortest come first, because a window takes the first in which it fits. So it never takes those of clients."""
-SeriesName: TypeAlias = tuple[tuple[str, ...], str]
-"""The rules that counted or refused some requests, and their route: empty for refusals before a route was found."""
 Name: TypeAlias = tuple[str, int]
 """The kind of a slice and its number: the time when it began, by its length."""
-_FIELDS: Final = tuple(field.name for field in fields(ClientTraffic) if field.name != "latest")
+_FIELDS: Final = tuple(field.name for field in fields(ClientTraffic) if field.name not in ("latest", "series"))
 
 
 def encoded(value: object) -> bytes:

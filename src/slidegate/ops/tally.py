@@ -12,13 +12,13 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from ..core import Ban, Check, Decision, Reason
+from ..core import Ban, Check, Decision
 from ..core.addresses import network_of
 from ..core.memo import remember
 from ..events import Outcome, Passed
 from .metrics import OTHER, rules_of
-from .slices import Clients, Series, SeriesName
-from .traffic import Traffic, text_of
+from .slices import Clients, Series
+from .traffic import SeriesName, Traffic, add_to
 
 PART: Final = 128
 """How many requests are counted in one step, less than a millisecond."""
@@ -55,8 +55,8 @@ class Tally:
         self.series = Series()
         self.clients = Clients()
         self.keys = Clients()
-        # The rules and the traffic of admitted requests, by their route and the buckets that counted them.
-        self._by_kind: dict[tuple[Any, ...], tuple[tuple[str, ...], Traffic]] = {}
+        # The name and the traffic of admitted requests, by their route and the buckets that counted them.
+        self._by_kind: dict[tuple[Any, ...], tuple[SeriesName, Traffic]] = {}
 
     def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
@@ -82,16 +82,17 @@ class Tally:
                 has_keys = True
         entry = self._by_kind.get(kind)
         if entry is None:
-            rules = rules_of(kind[1:])
-            entry = remember(self._by_kind, kind, (rules, self._traffic(rules, route)))
-        rules, traffic = entry
+            name = rules_of(kind[1:]), route
+            entry = remember(self._by_kind, kind, (name, self._traffic(*name)))
+        name, traffic = entry
         traffic.passed += 1
         traffic.times.count_one(time_us)
-        self.clients[client].count_admitted(request, rules)
+        self.clients[client].count_admitted(request, name)
         if has_keys:
             keys = self._keys_of(checks, client)
             for key in keys:
-                self.keys[key].count_admitted(request, rules)
+                rules = rules_of(bucket for bucket, own, _ in checks if own == key)
+                self.keys[key].count_admitted(request, (rules, route))
             self._note_others(client, keys)
 
     def _count_outcome(self, outcome: Outcome) -> None:
@@ -118,19 +119,19 @@ class Tally:
     def _count_refused(self, outcome: Outcome, refusal: Decision, checks: Sequence[Check]) -> None:
         """Count a refused request for its client and its keys."""
         keys = self._keys_of(checks, outcome.client) | _banned_keys(refusal.ban, outcome.client)
-        by, limits = _refused_by(refusal, outcome.rules)
+        by = refusal.by  # of a list, or of the maker of a ban
+        if outcome.rules:
+            by = outcome.rules[0]
         for counts in (self.clients[outcome.client], *[self.keys[key] for key in keys]):
-            counts.count_refusal(refusal.reason)
-            if refusal.reason is not Reason.UNAVAILABLE:
-                counts.note_refusal(outcome, by, limits)
-                counts.note_amounts(refusal.checks)
+            counts.count_refused(refusal, by)
         self._note_others(outcome.client, keys)
 
     def _note_others(self, client: str, keys: Iterable[str]) -> None:
         """Note with which users, cookies and API keys a client came."""
         for key in keys:
             if key.startswith(_OF_PEOPLE):
-                self.clients[client].add_other(zlib.crc32(key.encode(errors="replace")))
+                digest = f"{zlib.crc32(key.encode(errors='replace')):08x}"
+                add_to(self.clients[client].others, digest, 1)
 
     def _keys_of(self, checks: Sequence[Check], client: str) -> set[str]:
         """Return the keys of some checks that stand neither for their client nor for everyone."""
@@ -158,13 +159,3 @@ def _banned_keys(ban: Ban | None, client: str) -> set[str]:
     if ban is None or ban.key == client or network_of(ban.key) is not None:
         return set()
     return {ban.key}
-
-
-def _refused_by(refusal: Decision, rules: Sequence[str]) -> tuple[str, str]:
-    """Return the rule, the list or the maker of the ban that refused a request, and the limits of the rule."""
-    if not rules:
-        return refusal.by, ""
-    for bucket, _, _ in refusal.checks:
-        if bucket.label == rules[0]:
-            return rules[0], text_of(bucket)
-    return rules[0], ""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from ..core import Bucket, Check, Reason
-from ..events import Outcome, Passed
+from ..core import Check, Decision, Reason
+from ..events import Passed
 from ..windows import ResponseTimes
+
+T = TypeVar("T")
+SeriesName: TypeAlias = tuple[tuple[str, ...], str]
+"""The rules that counted or refused some requests, and their route: empty for refusals before a route was found."""
 
 MAX_NAMES: Final = 8
 """By how many rules, and by how many routes, the requests of one client are distinguished."""
@@ -124,7 +128,7 @@ class Stats(NamedTuple):
     """The counts of the recent requests of all workers.
 
     Attributes:
-        step_us: The length of a step in microseconds: 5 seconds, a minute or five minutes.
+        step_us: The length of a step in microseconds: 5 seconds or five minutes.
         start_us: When the first step began, in microseconds of the store's time.
         total: The counts of all requests.
         rules: Counts by the name of the rule. A request that several rules counted appears under each; a refused
@@ -161,111 +165,78 @@ class ClientTraffic(RequestCounts):
 
     Attributes:
         key: The client as the middleware sees it, or the key.
-        refused_by: Its refused requests by the rule, the list or the maker of the ban that refused them.
-        refused_since_us: When the first of them ended, in microseconds of Unix time; 0 without any.
-        refused_at_us: When the latest of them ended.
-        rule: The rule of its latest refusal; of its latest request if none was refused.
-        limits: The limits that this request met, with the amounts that were in force for it: ``"5/1m"``.
-        route: The route of this request, for example ``GET /items/{id}``; ``(no route)`` if it was refused before.
-        amounts: The limits by which rules counted it last, with the amounts that were in force: ``{"api": "5/1m"}``.
+        amounts: The limits by which rules counted it last, with the amounts that were in force: ``{"api": "5/1m"}``, of
+            up to 8 rules.
+        refused_by: Its refused requests by the rule, the list or the maker of the ban that refused them, up to 8.
         counted_by: Its admitted requests by the rule that counted them, up to 8.
         routes: Its admitted requests by route, up to 8.
-        others: Digests of the users, cookies and API keys with which it came, up to 8: with several it is the address
-            of several people.
-        latest: Its latest admitted request, until `name_latest` has named its rule and limits.
+        others: Its requests by digests of the users, cookies and API keys with which it came, up to 8: with several it
+            is the address of several people.
+        latest: Its latest admitted request, until `name_latest` has noted its limits.
+        series: Its admitted requests by their rules and route, until `add` counts these apart: one look-up a request.
     """
 
     key: str = ""
-    refused_by: dict[str, int] = field(default_factory=dict)
-    refused_since_us: int = 0
-    refused_at_us: int = 0
-    rule: str = ""
-    limits: str = ""
-    route: str = ""
     amounts: dict[str, str] = field(default_factory=dict)
+    refused_by: dict[str, int] = field(default_factory=dict)
     counted_by: dict[str, int] = field(default_factory=dict)
     routes: dict[str, int] = field(default_factory=dict)
-    others: list[int] = field(default_factory=list)
+    others: dict[str, int] = field(default_factory=dict)
     latest: Passed | None = None
+    series: dict[SeriesName, int] = field(default_factory=dict)
+
+    @property
+    def rule(self) -> str:
+        """What refused most of its requests: a rule, a list or the maker of a ban; without any, what counted most."""
+        counts = self.refused_by or self.counted_by
+        return max(counts, key=counts.__getitem__, default="")
 
     def add(self, other: ClientTraffic) -> None:
         """Add the counts of another slice or worker, a later one."""
-        # Its latest refusal is shown. Without any, both times are 0, and its latest request is.
-        if other.refused_at_us >= self.refused_at_us:
-            if other.rule:
-                self.rule, self.limits, self.route = other.rule, other.limits, other.route
-            self.refused_at_us = other.refused_at_us
-        if other.refused_since_us:
-            self.refused_since_us = min(self.refused_since_us or other.refused_since_us, other.refused_since_us)
         self.add_counts(other, CLIENT_COUNTS)
-        for field_name in ("refused_by", "counted_by", "routes"):
-            for name, requests in getattr(other, field_name).items():
-                add_to(getattr(self, field_name), name, requests)
+        for names in ("refused_by", "counted_by", "routes", "others"):
+            for name, requests in getattr(other, names).items():
+                add_to(getattr(self, names), name, requests)
+        for (rules, route), requests in other.series.items():
+            for rule in rules:
+                add_to(self.counted_by, rule, requests)
+            add_to(self.routes, route, requests)
         for rule, limits in other.amounts.items():
-            if rule in self.amounts or len(self.amounts) < MAX_NAMES:
-                self.amounts[rule] = limits
-        for digest in other.others:
-            self.add_other(digest)
+            _put(self.amounts, rule, limits)
         self.latest = other.latest or self.latest
 
-    def add_other(self, digest: int) -> None:
-        """Note the digest of a user, a cookie or an API key."""
-        if digest not in self.others and len(self.others) < MAX_NAMES:
-            self.others.append(digest)
-
-    def count_admitted(self, request: Passed, rules: Iterable[str]) -> None:
-        """Count an admitted request, which some rules have counted."""
+    def count_admitted(self, request: Passed, name: SeriesName) -> None:
+        """Count an admitted request, given the rules that have counted it and its route."""
         self.passed += 1
         self.latest = request
-        # As in `add_to`, whose calls would take as long as the rest.
-        names, route = self.counted_by, request[2]
-        for rule in rules:
-            if rule in names or len(names) < MAX_NAMES:
-                names[rule] = names.get(rule, 0) + 1
-        names = self.routes
-        if route in names or len(names) < MAX_NAMES:
-            names[route] = names.get(route, 0) + 1
+        self.series[name] = self.series.get(name, 0) + 1
 
-    def note_refusal(self, outcome: Outcome, by: str, limits: str) -> None:
-        """Note the rule, list or ban that refused one of its requests, and its limits."""
-        self.rule, self.limits, self.route = by, limits, outcome.route
-        add_to(self.refused_by, by, 1)
-        self.refused_at_us = outcome.began_us + outcome.duration_us
-        self.refused_since_us = self.refused_since_us or self.refused_at_us
-
-    def note_amounts(self, checks: Iterable[Check]) -> None:
-        """Note the limits by which a decision counted it."""
-        for bucket, key, _ in checks:
-            if key == self.key and (bucket.label in self.amounts or len(self.amounts) < MAX_NAMES):
-                self.amounts[bucket.label] = text_of(bucket)
+    def count_refused(self, refusal: Decision, by: str) -> None:
+        """Count a request that a rule, a list or the maker of a ban refused, or that the store did not answer."""
+        self.count_refusal(refusal.reason)
+        if refusal.reason is not Reason.UNAVAILABLE:
+            add_to(self.refused_by, by, 1)
+            self._note_amounts(refusal.checks)
 
     def name_latest(self) -> None:
-        """Name the rule, limits and route of its latest admitted request. Only clients in rows need that.
+        """Note the limits of its latest admitted request. Only clients in rows need that."""
+        if self.latest is not None:
+            self._note_amounts(self.latest[1])
+            self.latest = None
 
-        A refusal has named these when it was counted.
-        """
-        if self.latest is None:
-            return
-        _, checks, route, _ = self.latest
-        self.latest = None
-        self.note_amounts(checks)
-        if self.refused or not checks:
-            return
-        bucket = next((bucket for bucket, key, _ in checks if key == self.key), checks[0][0])
-        self.rule, self.limits, self.route = bucket.label, text_of(bucket), route
+    def _note_amounts(self, checks: Iterable[Check]) -> None:
+        for bucket, _, _ in checks:
+            _put(self.amounts, bucket.label, "; ".join(map(str, bucket.limits)))
 
 
 def add_to(counts: dict[str, int], name: str, requests: int) -> None:
     """Add to the counts of one name; of names beyond the first `MAX_NAMES` nothing is counted."""
-    if name in counts:
-        counts[name] += requests
-    elif len(counts) < MAX_NAMES:
-        counts[name] = requests
+    _put(counts, name, counts.get(name, 0) + requests)
 
 
-def text_of(bucket: Bucket) -> str:
-    """Return the limits of a bucket, with the amounts that are in force."""
-    return "; ".join(map(str, bucket.limits))
+def _put(values: dict[str, T], name: str, value: T) -> None:
+    if name in values or len(values) < MAX_NAMES:
+        values[name] = value
 
 
 class Ranking(NamedTuple):

@@ -44,7 +44,7 @@ class ClientRow(NamedTuple):
 
     Attributes:
         key: The client.
-        rule: What refused it last: a rule, a list, or the maker of a ban; else the rule that counted it last.
+        rule: What refused it most: a rule, a list, or the maker of a ban; else the rule that counted it most.
         limits: The limits of the rule that it met, with the amounts in force for it.
         refused: How many of its requests were refused.
         requests: How many requests it sent.
@@ -113,10 +113,10 @@ class Line(NamedTuple):
 
 def row_of(client: ClientTraffic, is_banned: bool, many: str = "") -> ClientRow:
     """Return the row of a client, given what is not in its counts."""
-    rule = client.rule
-    if client.banned and not client.limits:  # only a limit that refused has these
+    rule, limits = client.rule, client.amounts.get(client.rule, "")
+    if client.banned and not limits:  # only a limit that refused has these
         rule = f"ban of {rule}"
-    return ClientRow(client.key, rule, client.limits, client.refused, client.requests, is_banned, many)
+    return ClientRow(client.key, rule, limits, client.refused, client.requests, is_banned, many)
 
 
 def refusals_of(clients: Iterable[ClientRow], refused: int) -> Refusals:
