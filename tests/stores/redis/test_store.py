@@ -2,7 +2,6 @@
 the same time: what is decided and known while the first is answered and the next is not."""
 
 import asyncio
-import hashlib
 import random
 import re
 from collections import deque
@@ -24,7 +23,7 @@ from slidegate.stores.redis import held as held_answers
 from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL, Command
 from slidegate.stores.redis.held import HeldAnswers
 from slidegate.stores.redis.line import DEPTH, ServerLine
-from slidegate.stores.redis.protocol import SCRIPT, Script, StoreTime, real_monotonic_us, with_values
+from slidegate.stores.redis.protocol import SCRIPT, StoreTime, real_monotonic_us, with_values
 from slidegate.stores.redis.requests import Question
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -161,8 +160,7 @@ class TestDeclaredKeys(AtServer, RandomContract, StatsContract):
 
     def make_store(self, clock: FakeClock) -> RedisStore:
         store = super().make_store(clock)
-        source = WATCHED + store.parts.script.source
-        store.parts.script = Script(source, hashlib.sha1(source).hexdigest().encode())
+        store.parts.script = WATCHED + store.parts.script
         return store
 
 
@@ -759,7 +757,7 @@ def test_each_constant_of_the_script_is_its_value_and_no_name_is_left_without_on
     named = [name for part in parts for name in re.findall(r"^ *local ([A-Z][A-Z_]+) =", part, re.MULTILINE)]
     assert len(named) > 30
     assert sorted(named) == sorted(set(named))
-    code = re.sub(r'"[^"]*"|--.*', "", SCRIPT.source.decode())
+    code = re.sub(r'"[^"]*"|--.*', "", SCRIPT.decode())
     assert {*re.findall(r"\b[A-Z][A-Z_]+\b", code)} == {"KEYS", "ARGV"}
 
 

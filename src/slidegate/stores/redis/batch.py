@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha1
 from struct import Struct
 from time import monotonic, monotonic_ns
 from typing import Any, Final, TypeAlias
@@ -38,7 +39,6 @@ from .protocol import (
     PEEK,
     Packed,
     Packing,
-    Script,
     StoreTime,
     command,
     refusal,
@@ -69,7 +69,7 @@ class Parts:
 
     Attributes:
         packing: Names keys, and packs requests.
-        script: The script.
+        script: The text of the script.
         time: The clock.
         held: What the process answers by itself.
         polled: The last poll: the bans of networks, and the state of the data.
@@ -82,7 +82,7 @@ class Parts:
     """
 
     packing: Packing
-    script: Script
+    script: bytes
     time: StoreTime
     held: HeldAnswers
     polled: Polled
@@ -113,6 +113,7 @@ class Batcher:
         self.parts = parts
         self.permits = HeldPermits(parts.lease_us, self.renew_permits)
         self._permits_lock = asyncio.Lock()
+        self._script_name = sha1(parts.script).hexdigest()
         self._queue: deque[AnyRequest] = deque()
         self._is_waking = False
         """Whether a task sends the queue in the next iteration of the loop."""
@@ -330,12 +331,12 @@ class Batcher:
         keys = names or [parts.packing.meta]
         arguments = len(keys), *keys, parts.time.for_script(), b"".join(packets), *args
         try:
-            reply = await line.ask("EVALSHA", parts.script.name, *arguments)
+            reply = await line.ask("EVALSHA", self._script_name, *arguments)
         except ResponseError as error:
             # The server does not know the script, or does not permit EVALSHA.
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
-            reply = await line.ask("EVAL", parts.script.source, *arguments)
+            reply = await line.ask("EVAL", parts.script, *arguments)
         return self._deliver(sent, reply, sent_ns)
 
     def _pack(self, request: AnyRequest) -> Packed | None:

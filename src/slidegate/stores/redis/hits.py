@@ -14,13 +14,12 @@ from time import monotonic_ns
 from typing import Any, Final
 
 from ...core.bans.ban import Ban, longest
-from ...core.bans.networks import BannedNetworks
 from ...core.buckets import Check
 from ...core.decision import Decision, Reason, refused_by_ban
 from ...core.reservation import Reservation, reserved
 from ...core.ring import OPEN
 from .batch import Batcher
-from .held import admitted_before
+from .held import admitted_before, windows_of
 from .protocol import (
     BANNED,
     CHARGE,
@@ -55,15 +54,13 @@ class DecisionRequest(Request):
         batcher: Sends it.
         what: The operation.
         question: What is asked; no ban refuses a charge.
-        networks: The bans of networks by which it was packed, as all that follows.
-        by_network: Those of them that refuse it.
+        by_network: The bans of networks that refuse it, as this worker knows them.
         is_repeated: Whether it was asked before in about a second, in a store with leases.
     """
 
     batcher: Batcher
     what: int
     question: Question
-    networks: BannedNetworks | None = None
     by_network: Sequence[Ban] = ()
     is_repeated: bool = False
 
@@ -91,11 +88,10 @@ class DecisionRequest(Request):
         packed. If the ban that made it a peek has been lifted since, it is asked again.
         """
         was_banned = bool(self.by_network)
-        if self.networks is not self.batcher.parts.polled.networks:
-            self._find_networks()
-            if self.what == HIT and was_banned and not self.by_network:
-                self.batcher.add(self)
-                return
+        self._find_networks()
+        if self.what == HIT and was_banned and not self.by_network:
+            self.batcher.add(self)
+            return
         if self.what == HIT and not was_banned and answer[0] == OK:
             decision = self._admit(answer, now_us, sent_ns)
             if not self.by_network:
@@ -105,7 +101,8 @@ class DecisionRequest(Request):
         if self.what == HIT:
             decision = self._refuse(decision, answer[0], sent_ns)
         elif self.what == CHARGE:
-            self.batcher.parts.held.end_refusals(self.question)
+            question = self.question
+            self.batcher.parts.held.change([*windows_of(question.checks), *question.refusing])  # and end leases
         self.answer(decision)
 
     def _admit(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
@@ -141,11 +138,8 @@ class DecisionRequest(Request):
 
     def _find_networks(self) -> None:
         """Find the bans of networks that refuse the question, as this worker knows them now."""
-        polled = self.batcher.parts.polled
-        self.networks = polled.networks
-        self.by_network = ()
         if self.what != CHARGE:
-            self.by_network = polled.of_networks(self.question.refusing)
+            self.by_network = self.batcher.parts.polled.of_networks(self.question.refusing)
 
     def _decision(self, answer: Any, now_us: int) -> Decision:
         """Return the decision; of two bans the longer one refuses."""
@@ -155,8 +149,6 @@ class DecisionRequest(Request):
         ban = longest([*self.by_network, *map(unpack_ban, rows)])
         if ban is None:
             return self._of_limits(answer, now_us)
-        if ban.until_us is not None:  # that of a network may have ended since the question was packed
-            now_us = min(now_us, ban.until_us - 1)
         return refused_by_ban(ban, now_us, self.question.checks)
 
     def _of_limits(self, answer: bytes, now_us: int) -> Decision:

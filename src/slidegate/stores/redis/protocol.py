@@ -13,7 +13,7 @@ import math
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b, sha1
+from hashlib import blake2b
 from importlib import resources
 from struct import Struct, pack
 from time import monotonic_ns
@@ -95,18 +95,6 @@ class PermitsRow(NamedTuple):
     field: bytes
 
 
-class Script(NamedTuple):
-    """A script, as EVAL takes it.
-
-    Attributes:
-        source: Its text.
-        name: Its SHA-1 digest in hex, by which EVALSHA names it.
-    """
-
-    source: bytes
-    name: bytes
-
-
 _LUA: Final = ("locals", "banned", "ring", "permits", "limits", "bans", "windows")
 """The parts of the script, each of which may use what those before it define."""
 _CONSTANT: Final = re.compile(rb'^ *local ([A-Z][A-Z_]+) = ("[^"]*"|-?\d+)(?= *(?:--.*)?$)', re.MULTILINE)
@@ -123,14 +111,10 @@ def with_values(source: bytes) -> bytes:
     return _WORD.sub(lambda word: values.get(word[0], word[0]), _CONSTANT.sub(b"", source))
 
 
-def _script(source: bytes) -> Script:
-    return Script(source, sha1(source).hexdigest().encode())
-
-
 # Read at import: a child that is forked while a thread imports could deadlock on the import lock.
 _FOLDER: Final = resources.files(__package__) / "lua"
-SCRIPT: Final = _script(with_values(b"".join([(_FOLDER / f"{part}.lua").read_bytes() for part in _LUA])))
-KEY_LOCKING: Final = _script(b"#!lua flags=allow-key-locking\n" + SCRIPT.source)
+SCRIPT: Final = with_values(b"".join([(_FOLDER / f"{part}.lua").read_bytes() for part in _LUA]))
+KEY_LOCKING: Final = b"#!lua flags=allow-key-locking\n" + SCRIPT
 """The same for Upstash, which then locks the keys of a call, and not the database; no other server takes it."""
 
 

@@ -42,7 +42,7 @@ from ..shared import DEFAULT_MAX_BANS, in_steps, running_loop
 from .bans import RedisBans
 from .batch import Batcher, Parts
 from .clients import Client, OwnClients, open_client
-from .held import HeldAnswers, windows_of
+from .held import HeldAnswers
 from .hits import ask
 from .line import open_line
 from .poll import Polled
@@ -214,10 +214,7 @@ class RedisStore(Store):
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
-        question = Question(checks, ())
-        # A refusal in flight was decided without these units; and leases end.
-        self.parts.held.change([*windows_of(checks), *question.refusing])
-        return ask(self.batcher(), CHARGE, question)
+        return ask(self.batcher(), CHARGE, Question(checks, ()))
 
     def refund(
         self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S
@@ -253,7 +250,6 @@ class RedisStore(Store):
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
         cursor, has_forgotten = b"0", False
-        self.parts.held.drop()
         while True:
             cursor, names = await self.batcher().command((), b"names", cursor, self.parts.packing.windows + b"*")
             async for some in in_steps(names, RESET_AT_ONCE):
