@@ -20,6 +20,7 @@ from slidegate import Decision, Limiter, Quota, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable
 from slidegate.stores import leases
 from slidegate.stores.leases import HeldPermits
+from slidegate.stores.redis import batch
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -384,9 +385,14 @@ async def test_a_foreign_value_stops_no_renewal_of_others(
 
 @IN_REDIS
 async def test_thousands_of_permits_are_renewed_in_a_few_calls(
-    hire: Opened, clock: FakeClock, servers: Sequence[RedisServer], observer: RecordingObserver
+    hire: Opened,
+    clock: FakeClock,
+    servers: Sequence[RedisServer],
+    observer: RecordingObserver,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    holds, other = (hire(max_waiting=200) for _ in range(2))
+    monkeypatch.setattr(batch, "MAX_WAITING", 200)
+    holds, other = (hire() for _ in range(2))
     many = Bucket("many", [Concurrency(700)])
     held = [await take(holds, bucket=many) for _ in range(700)]
     for first in range(0, 1_000, 100):

@@ -19,7 +19,6 @@ _OPTIONS: Final[dict[str, dict[str, type]]] = {
     "lmdb": {**_SIZES, "max_map_size": int, "permit_lease": str},
     "redis": {
         "max_bans": int,
-        "max_waiting": int,
         "key_locking": bool,
         "leases": bool,
         "permit_lease": str,

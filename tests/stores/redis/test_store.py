@@ -18,7 +18,7 @@ import redis.asyncio
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, Quota, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable, parse_address
-from slidegate.stores.redis import RedisStore, poll
+from slidegate.stores.redis import RedisStore, batch, poll
 from slidegate.stores.redis import held as held_answers
 from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL, Command
 from slidegate.stores.redis.held import HeldAnswers
@@ -164,8 +164,11 @@ class TestDeclaredKeys(AtServer, RandomContract, StatsContract):
         return store
 
 
-async def test_where_too_many_wait_further_ones_are_turned_away(server: RedisServer) -> None:
-    async with store_at(server, max_waiting=3) as store:
+async def test_where_too_many_wait_further_ones_are_turned_away(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "MAX_WAITING", 3)
+    async with store_at(server) as store:
         await hit(store, "warm")
         answers = await all_of([ask(store, "ann", bucket("100/minute")) for _ in range(10)])
         failed = [str(answer) for answer in answers if isinstance(answer, StoreUnavailable)]

@@ -311,8 +311,7 @@ class Table(Generations):
         return [*super().clear(), *self.cells.clear()]
 
     def __bool__(self) -> bool:
-        cells = self.cells
-        return bool(self.fresh or self.stale or cells.fresh or cells.stale)
+        return super().__bool__() or bool(self.cells)
 
 
 class Tables(list[Table]):

@@ -55,6 +55,8 @@ MAX_IN_CALL: Final = 64
 HALVED_FROM: Final = 33
 """From how many waiting requests on they go in two calls, even if one could take them all: while this process reads the
 answers to one half, the server decides the other. With 64 at once that is 1.5 times as many requests a second."""
+MAX_WAITING: Final = 10_000
+"""The most requests of an event loop that may be queued for a slow server."""
 RENEWED_AT_ONCE: Final = 64
 """How many rows of permits are renewed at once, so that requests of clients are sent in between."""
 MIGRATION_S: Final = 1.0
@@ -75,7 +77,6 @@ class Parts:
         polled: The last poll: the bans of networks, and the state of the data.
         open_line: Opens the line of an event loop.
         lease_us: How long the permits of a dead process stay taken.
-        max_waiting: The most requests of an event loop that may be queued.
         leases: Whether the store has leases.
         late_observers: Called for each answer that arrived after its request was cancelled.
         is_closed: Whether the store is closed.
@@ -88,7 +89,6 @@ class Parts:
     polled: Polled
     open_line: Callable[[], Line]
     lease_us: int
-    max_waiting: int
     leases: bool
     late_observers: list[Callable[[], None]] = field(default_factory=list)
     is_closed: bool = False
@@ -130,7 +130,7 @@ class Batcher:
         waiting = len(self._queue)
         if self.parts.is_closed:
             request.fail(StoreUnavailable(CLOSED))
-        elif waiting >= self.parts.max_waiting:
+        elif waiting >= MAX_WAITING:
             request.fail(StoreUnavailable(f"redis: {waiting} requests are already queued"))
         else:
             self._queue.append(request)

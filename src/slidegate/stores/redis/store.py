@@ -49,7 +49,6 @@ from .poll import Polled
 from .protocol import CHARGE, CLOSED, END, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime, store_error
 from .requests import Question, concern_permits
 
-DEFAULT_MAX_WAITING: Final = 10_000
 DEFAULT_TIMEOUT: Final = "1s"
 CLOSING_S: Final = 0.5
 """How long the store waits for an answer when it refunds leases at its end."""
@@ -74,7 +73,6 @@ class RedisStore(Store):
         permit_lease: How long the permits of a dead process stay taken, 1 s to 10 minutes. A process renews its permits
             three times in that time.
         max_bans: The most bans in force. Beyond that, automatic bans are not recorded.
-        max_waiting: The most requests of one event loop that may be queued for a slow server.
         leases: Whether a worker charges units ahead for a question that is asked often, and spends them within the same
             slice without asking Redis; see `held`.
         key_locking: Whether scripts lock the keys that they use, and not the database: for Upstash alone.
@@ -98,14 +96,13 @@ class RedisStore(Store):
         timeout: str | timedelta = DEFAULT_TIMEOUT,
         permit_lease: str | timedelta = DEFAULT_PERMIT_LEASE,
         max_bans: int = DEFAULT_MAX_BANS,
-        max_waiting: int = DEFAULT_MAX_WAITING,
         leases: bool = False,
         key_locking: bool = False,
         create: bool = True,
         clock: Clock | None = None,
     ) -> None:
         address = address_in(client)
-        _check(address, prefix, max_bans, max_waiting)
+        _check(address, prefix, max_bans)
         super().__init__()
         if isinstance(address, str):
             address, _ = open_client(address, {})
@@ -124,7 +121,6 @@ class RedisStore(Store):
             polled=Polled(packing, time, held, self.observers.tell, begins=create),
             open_line=partial(open_line, OwnClients(address, timeout_s), packing.meta, held.drop),
             lease_us=permit_lease_us(permit_lease),
-            max_waiting=max_waiting,
             leases=leases,
         )
         self.leases_units = leases
@@ -299,14 +295,13 @@ class RedisStore(Store):
         return batcher
 
 
-def _check(client: object, prefix: object, max_bans: object, max_waiting: object) -> None:
+def _check(client: object, prefix: object, max_bans: object) -> None:
     """Raise for invalid arguments; see `RedisStore`."""
     if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or re.search(r"[{}*?\[\]\\\ud800-\udfff]", prefix):
         raise ConfigurationError(
             f'prefix: expected 1 to 64 characters, none of {{}}*?[]\\, for example "slidegate", not {quoted(prefix)}'
         )
     check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
-    check_whole(max_waiting, 1, 10**9, "max_waiting", "for example 10_000")
     if not isinstance(client, (str, Redis, RedisCluster)):
         raise ConfigurationError(
             f'client: expected an address, for example "redis://localhost:6379/0", or a client of redis.asyncio, '
