@@ -90,7 +90,7 @@ class RedisBans(BanStore):
 
         (limit,) = policy.strikes.limits
         packed = self._packing.pack_limit(policy.strikes, limit, key)
-        args = b"strike", packed, _level_field(policy), int(policy.shadow), weight
+        args = b"strike", packed, digest_of(policy.name), int(policy.shadow), weight
         due = await batcher.command(self._packing.names_of(key), *args, read=read)
         if due is None:
             return None
@@ -101,10 +101,10 @@ class RedisBans(BanStore):
         key, row = ban.key, b""
         if not policy.shadow:
             row = _pack_ban(ban)
-        fields = window_field(policy.strikes, policy.strikes.limits[0]), _level_field(policy)
-        level = _LEVEL.pack(after.over_us, after.until_us, after.level)
+        strikes, level = window_field(policy.strikes, policy.strikes.limits[0]), digest_of(policy.name)
+        risen = _LEVEL.pack(after.over_us, after.until_us, after.level)
         names = *self._polled.names, *self._packing.names_of(key)
-        args = key.encode(), row, *fields, before, level, self._max_bans
+        args = key.encode(), row, strikes, level, before, risen, self._max_bans
         result = await self._batcher().command(names, b"put_next", *args)
         if result == _FULL and self._throttle.left_out("bans_full", real_monotonic_us()) is not None:
             self._tell(bans_full(self._max_bans, key))
@@ -213,11 +213,6 @@ class RedisBans(BanStore):
 
 
 # -- rows of bans and levels, which begin with their ends --------------------------------------------------------------
-
-
-def _level_field(policy: BanPolicy) -> bytes:
-    """Return the hash field of the level of a key under a policy."""
-    return digest_of(policy.name)
 
 
 def _pack_ban(ban: Ban) -> bytes:

@@ -64,7 +64,6 @@ OK: Final = 0
 LIMITED: Final = 1
 UNSETTLED: Final = 2
 TOO_LARGE: Final = 3
-NOTHING: Final = 4
 CHANGED: Final = 5
 BANNED: Final = 6
 FAILED: Final = 255

@@ -49,7 +49,6 @@ from .poll import Polled
 from .protocol import CHARGE, CLOSED, END, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime, store_error
 from .requests import Question, concern_permits
 
-DEFAULT_TIMEOUT: Final = "1s"
 CLOSING_S: Final = 0.5
 """How long the store waits for an answer when it refunds leases at its end."""
 RESET_AT_ONCE: Final = 64
@@ -93,7 +92,7 @@ class RedisStore(Store):
         *,
         prefix: str = "slidegate",
         readable: bool = False,
-        timeout: str | timedelta = DEFAULT_TIMEOUT,
+        timeout: str | timedelta = "1s",
         permit_lease: str | timedelta = DEFAULT_PERMIT_LEASE,
         max_bans: int = DEFAULT_MAX_BANS,
         leases: bool = False,
