@@ -271,35 +271,22 @@ async def test_idle_workers_and_a_new_one_share_limits_after_a_loss_and_say_how_
                 assert (await hit_ten(store, "user:eve")).reason is Reason.BANNED
 
 
-@pytest.mark.all
-async def test_whoever_connects_to_a_server_that_evicts_tells_of_it_once_and_of_no_other(server: RedisServer) -> None:
-    policy = "--maxmemory-policy", "allkeys-lru"
-    with RedisServer("--maxmemory", "4mb", *policy) as evicting, RedisServer(*policy) as unbounded:
-        async with store_at(evicting) as one, store_at(server) as other, store_at(unbounded) as third:
-            observer, unheard = listen(one), listen(other)
-            third.observe(unheard)
-            for _ in range(3):
-                await hit_ten(one)
-                await hit_ten(other)
-                await hit_ten(third)
-            assert observer.kinds == ["store_evicts"]
-            assert observer.events[0].details["policy"] == "allkeys-lru"
-            assert "(maxmemory-policy allkeys-lru)" in observer.events[0].message
-            assert unheard.kinds == []
-
-
-async def test_a_server_that_begins_to_evict_is_noticed_within_a_minute(server: RedisServer, ahead: Ahead) -> None:
-    with RedisServer("--maxmemory", "100mb") as evicting:
-        async with store_at(evicting) as store:
-            observer = listen(store)
-            assert await hit_ten(store)
+async def test_a_server_that_evicts_is_told_once_and_one_that_begins_to_within_a_minute(
+    server: RedisServer, ahead: Ahead
+) -> None:
+    lru = "--maxmemory-policy", "allkeys-lru"
+    with RedisServer("--maxmemory", "100mb", *lru) as evicting, RedisServer(*lru) as unbounded:
+        async with store_at(evicting) as store, store_at(server) as other, store_at(unbounded) as third:
+            observer, unheard = listen(store), [listen(other), listen(third)]
             for policy, told in (("allkeys-lru", 1), ("noeviction", 1), ("volatile-ttl", 2)):
                 evicting.command("CONFIG", "SET", "maxmemory-policy", policy)
-                for _ in range(2):
+                for each in (store, other, third) * 2:
                     ahead.by_s += 60.0
-                    assert await hit_ten(store, f"user:{policy}")
-                assert observer.kinds.count("store_evicts") == told
+                    assert await hit_ten(each, f"user:{policy}")
+                assert observer.kinds == ["store_evicts"] * told
             assert [event.details["policy"] for event in observer.events] == ["allkeys-lru", "volatile-ttl"]
+            assert "(maxmemory-policy allkeys-lru)" in observer.events[0].message
+            assert [each.kinds for each in unheard] == [[], []]
 
 
 @pytest.mark.all

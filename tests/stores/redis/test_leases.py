@@ -80,12 +80,6 @@ async def leasing(server: Any, many: int = 1, **options: Any) -> AsyncIterator[l
 # -- when Redis is asked -----------------------------------------------------------------------------------------------
 
 
-async def test_by_default_each_hit_asks(server: RedisServer) -> None:
-    async with store_at(server) as store:
-        assert [await asks(store) for _ in range(20)] == [True] * 20
-        assert leases_of(store) == []
-
-
 async def test_a_question_that_is_repeated_asks_ever_more_seldom(server: RedisServer) -> None:
     async with leasing(server) as (store,):
         asked = [await asks(store) for _ in range(100)]
@@ -104,16 +98,6 @@ async def test_a_question_that_was_not_asked_for_a_while_begins_anew(server: Red
             ahead.by_s += 10
 
 
-async def test_one_whose_lease_ended_long_ago_begins_with_few(server: RedisServer) -> None:
-    async with leasing(server) as (store,):
-        for _ in range(200):
-            await settle(store.hit(ANN))
-        for lease in leases_of(store):
-            lease.until_us -= 3_000_000
-        asked = [await asks(store) for _ in range(30)]
-        assert asked[: FEW + 1] == [True] * (FEW + 1)
-
-
 async def test_one_that_goes_on_being_asked_leases_in_the_next_slice_at_once(server: RedisServer) -> None:
     checks = ((usual("8000/2s @4"), "ann", 1),)
     async with leasing(server) as (store,):
@@ -123,26 +107,23 @@ async def test_one_that_goes_on_being_asked_leases_in_the_next_slice_at_once(ser
             await asyncio.sleep(0.5)
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [bucket("60/minute"), bucket("6000/minute @10; 60/hour"), Bucket("x", (Limit(3000, "1m", resolution=3000),))],
-    ids=lambda limits: str(limits.limits[-1]),
-)
-async def test_exact_limits_are_asked_for_each_time(server: RedisServer, limits: Bucket) -> None:
-    async with leasing(server) as (store,):
-        assert [await asks(store, ((limits, "ann", 1),)) for _ in range(20)] == [True] * 20
-        assert leases_of(store) == []
+ASKED_EACH_TIME: Final[dict[str, tuple[Check, ...]]] = {
+    "an exact limit": ((bucket("60/minute"), "ann", 1),),
+    "one of its limits is exact": ((bucket("6000/minute @10; 60/hour"), "ann", 1),),
+    "exact by its resolution": ((Bucket("x", (Limit(3000, "1m", resolution=3000),)), "ann", 1),),
+    "refusals that count": ((bucket(MINUTES, count_denied=True), "ann", 1),),
+    "permits": ((usual(MINUTES), "ann", 1), (Bucket("held", [Concurrency(50)]), "ann", 1)),
+    "free": ((usual(MINUTES), "ann", 0),),
+    "free in part": ((usual(MINUTES), "ann", 1), (bucket(MINUTES), "bob", 0)),
+    "a store without leases": ANN,
+}
 
 
-async def test_neither_refusals_that_count_nor_permits_nor_free_hits_are_leased(server: RedisServer) -> None:
-    async with leasing(server) as (store,):
-        for question in (
-            ((bucket(MINUTES, count_denied=True), "ann", 1),),
-            ((usual(MINUTES), "ann", 1), (Bucket("held", [Concurrency(50)]), "ann", 1)),
-            ((usual(MINUTES), "ann", 0),),
-            ((usual(MINUTES), "ann", 1), (bucket(MINUTES), "bob", 0)),
-        ):
-            assert [await asks(store, question) for _ in range(20)] == [True] * 20
+@pytest.mark.parametrize("name", ASKED_EACH_TIME)
+async def test_what_has_no_leases_is_asked_each_time(server: RedisServer, name: str) -> None:
+    checks = ASKED_EACH_TIME[name]
+    async with store_at(server, leases=checks is not ANN) as store:
+        assert [await asks(store, checks) for _ in range(20)] == [True] * 20
         assert leases_of(store) == []
 
 
@@ -320,58 +301,38 @@ async def test_a_lease_on_its_way_ends_by_a_reset(server: RedisServer) -> None:
         assert await used(other) == 5 + 1
 
 
-@pytest.mark.parametrize("banned", ["ann", "192.0.2.9", "192.0.2.0/24"])
-async def test_a_ban_by_this_process_ends_its_leases_at_once(server: RedisServer, banned: str) -> None:
-    async with leasing(server) as (store,):
-        subjects = (parse_address("192.0.2.9"), "192.0.2.9")
-        await leased(store, ANN, subjects)
-        await store.bans.ban(banned, None, "", "ann")
-        assert (await settle(store.hit(ANN, subjects))).reason is Reason.BANNED
+CLIENT: Final[tuple[BanSubject, ...]] = (parse_address("192.0.2.9") or "", "192.0.2.9")
 
 
 @pytest.mark.parametrize("banned", ["ann", "192.0.2.9", "192.0.2.0/24"])
-async def test_a_ban_by_another_worker_takes_effect_within_a_second(
-    server: RedisServer, ahead: Ahead, banned: str
-) -> None:
-    subjects = (parse_address("192.0.2.9"), "192.0.2.9")
+@pytest.mark.parametrize("by", ["this process, at once", "another worker, within a second"])
+async def test_a_ban_ends_leases(server: RedisServer, ahead: Ahead, banned: str, by: str) -> None:
     async with leasing(server, 2) as (one, other):
-        await leased(one, ANN, subjects)
-        await other.bans.ban(banned, None, "", "ann")
-        ahead.by_s += 1.0
-        assert (await settle(one.hit(ANN, subjects))).reason is Reason.BANNED
+        await leased(one, ANN, CLIENT)
+        if by.startswith("this"):
+            await one.bans.ban(banned, None, "", "ann")
+        else:
+            await other.bans.ban(banned, None, "", "ann")
+            ahead.by_s += 1.0
+        assert (await settle(one.hit(ANN, CLIENT))).reason is Reason.BANNED
 
 
-async def test_a_ban_of_a_network_takes_effect_with_the_poll_however_young_the_lease_is(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_left", [True, False], ids=["a young lease", "units that come with the poll"])
+async def test_a_ban_of_a_network_takes_effect_with_the_poll(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, is_left: bool
 ) -> None:
     monkeypatch.setattr(poll, "POLL_NS", 200_000_000)
-    subjects = (parse_address("192.0.2.9"), "192.0.2.9")
     async with leasing(server, 2) as (one, other):
-        decisions = await leased(one, ANN, subjects)
+        for _ in range(100):
+            await settle(one.hit(ANN, CLIENT))
+        if not is_left:
+            one.parts.held.refund_all(one.batcher().refund_in_background)
         await other.bans.ban("192.0.2.0/24", None, "", "ann")
         await asyncio.sleep(0.2)
         for _ in range(3):
-            assert (await settle(one.hit(ANN, subjects))).reason is Reason.BANNED
-        assert await used(other) <= len(decisions) + left(one), "what was charged before the ban was known is refunded"
-
-
-async def test_units_that_come_with_a_ban_that_is_polled_are_refunded(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(poll, "POLL_NS", 200_000_000)
-    subjects = (parse_address("192.0.2.9"), "192.0.2.9")
-    async with leasing(server, 2) as (one, other):
-        many = 100
-        for _ in range(many):
-            await settle(one.hit(ANN, subjects))
-        leases = one.parts.held
-        leases.refund_all(one.batcher().refund_in_background)
-        await other.bans.ban("192.0.2.0/24", None, "", "ann")
-        await asyncio.sleep(0.2)
-        for _ in range(3):
-            assert (await settle(one.hit(ANN, subjects))).reason is Reason.BANNED
-        assert left(one) == 0
-        assert await used(other) == many
+            assert (await settle(one.hit(ANN, CLIENT))).reason is Reason.BANNED
+        assert is_left or left(one) == 0
+        assert await used(other) == 100 + left(one), "what was charged before the ban was known is refunded"
 
 
 async def test_a_lease_is_spent_only_by_those_whom_redis_has_cleared_under_it(server: RedisServer) -> None:

@@ -23,7 +23,7 @@ from slidegate.stores.redis import held as held_answers
 from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL, Command
 from slidegate.stores.redis.held import HeldAnswers
 from slidegate.stores.redis.line import DEPTH, ServerLine
-from slidegate.stores.redis.protocol import SCRIPT, StoreTime, real_monotonic_us, with_values
+from slidegate.stores.redis.protocol import StoreTime, real_monotonic_us, with_values
 from slidegate.stores.redis.requests import Question
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -34,7 +34,6 @@ from ...hurry import race
 from ...redis_servers import HOST, RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...remote_stores import hit_all
 from ...virtual_time import turns
-from .faults import Deployment
 from .stores import (
     PLENTY,
     PLENTY_S,
@@ -365,18 +364,6 @@ async def test_a_request_that_is_given_up_leaves_nothing_charged(given_up_after:
         asked.cancel()
         with suppress(asyncio.CancelledError):
             await settle(store.refund((await asked).begin_refund()))  # it was there before
-
-        await eventually(partial(nothing_is_left, store))
-
-
-async def test_an_answer_that_comes_too_late_leaves_nothing_charged_or_taken(deployment: Deployment) -> None:
-    store = store_of(deployment, permit_lease="5m")
-    async with Limiter(store, deadline="50ms", on_error="deny") as limiter:
-        await hit(store, "warm")  # a connection is open
-        deployment.proxy.delay_s = 0.1
-        late = await asyncio.gather(*(hit_all(limiter, BOTH) for _ in range(5)))
-        assert {decision.reason for decision in late} == {Reason.UNAVAILABLE}
-        deployment.proxy.delay_s = 0.0
 
         await eventually(partial(nothing_is_left, store))
 
@@ -752,16 +739,6 @@ def test_refusals_of_threads_are_known_unless_one_of_them_resets_all_keys() -> N
             assert number % 4 == 3 or known.answer(question) is not None
 
     race(record_or_reset, rounds=20)
-
-
-def test_each_constant_of_the_script_is_its_value_and_no_name_is_left_without_one() -> None:
-    """A name that stands for nothing is nil in Lua, and a second value of a name would be that of the first, too."""
-    parts = [part.read_text() for part in Path(poll.__file__).with_name("lua").glob("*.lua")]
-    named = [name for part in parts for name in re.findall(r"^ *local ([A-Z][A-Z_]+) =", part, re.MULTILINE)]
-    assert len(named) > 30
-    assert sorted(named) == sorted(set(named))
-    code = re.sub(r'"[^"]*"|--.*', "", SCRIPT.decode())
-    assert {*re.findall(r"\b[A-Z][A-Z_]+\b", code)} == {"KEYS", "ARGV"}
 
 
 def test_only_names_of_constants_are_replaced_neither_words_of_redis_nor_of_comments() -> None:
