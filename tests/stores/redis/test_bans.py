@@ -581,28 +581,15 @@ async def server_that_says(reply: Callable[[list[bytes]], bytes]) -> AsyncIterat
     await stop_listening(listener)
 
 
-def nonsense(rng: random.Random, depth: int = 0) -> Any:
-    """Return something that a script could answer, and none of ours does."""
-    kind = rng.randrange(8 if depth < 3 else 4)
-    if kind == 0:
-        return rng.choice([0, 1, -1, 2**63 - 1, -(2**63)])
-    if kind == 1:
-        return None
-    if kind < 4:
-        return rng.randbytes(rng.choice([0, 1, 8, 24, 37, 60]))
-    return [nonsense(rng, depth + 1) for _ in range(rng.randrange(7))]
+NONSENSE: Final[tuple[Any, ...]] = (None, -1, b"", bytes(60), [], [[], b"7"], [b"", 1])
+"""What a script could answer, and none of ours does."""
 
 
-def nearly(rng: random.Random) -> Any:
-    """Return an answer of the scripts' form, of whose parts one is nonsense."""
-    if rng.random() < 0.5:
-        parts = [bytes(8), b"7", b"0" * 17, bytes(60)]
-    else:
-        answer = rng.choice([b"", 0, [bytes(60)], [bytes(8)], [b"", 1]])
-        parts = [bytes(24), rng.choice([b"", b"4/24=1 key=1", b"7"]), b"0" * 17, answer, []]
-    spoilt = rng.choice([parts, parts, next((part for part in parts if isinstance(part, list) and part), parts)])
-    spoilt[rng.randrange(len(spoilt))] = nonsense(rng)
-    return parts
+def answers_of_nonsense(rng: random.Random) -> Any:
+    """Return such an answer, or one of the form of ours, of whose parts one is nonsense."""
+    parts: list[Any] = [bytes(8), *[rng.choice([b"7", b"0" * 17, bytes(60), [bytes(8), b"7"]]) for _ in range(4)]]
+    parts[rng.randrange(len(parts))] = rng.choice(NONSENSE)
+    return rng.choice([parts[: rng.randrange(6)], parts, *NONSENSE])
 
 
 @pytest.fixture
@@ -646,7 +633,7 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: ran
     """A method answers, or raises a StoreError, whatever the server says; nobody else is told anything else."""
 
     def reply(command: list[bytes]) -> bytes:
-        return packed(rng.choice([nonsense(rng), nearly(rng), nearly(rng), [b"0", [b"user:3", bytes(60)]]]))
+        return packed(answers_of_nonsense(rng))
 
     async with server_that_says(reply) as url:
         store = RedisStore(url)
@@ -690,37 +677,19 @@ async def test_what_fails_in_a_function_of_the_user_is_what_the_error_says(
 
 
 class Moody(Connection):
-    """A user's class of connections, which raises at some times where it is said to.
+    """A user's class of connections."""
 
-    Attributes:
-        raises_in: The name of a method.
-    """
 
-    raises_in = ""
+def in_a_mood(name: str) -> Any:
+    """Return a method of `Moody` that raises, once a connection was closed by it."""
+    closes, error = name == "disconnect", TypeError(f"{name} is in a mood")
 
-    def __init__(self, **settings: Any) -> None:
-        self.act("__init__")
-        super().__init__(**settings)
+    async def method(self: Moody, *given: Any, **options: Any) -> None:
+        if closes:
+            await Connection.disconnect(self, *given, **options)
+        raise error
 
-    def act(self, name: str) -> None:
-        if name == self.raises_in:
-            raise TypeError(f"{name} is in a mood")
-
-    async def connect(self, *given: Any, **options: Any) -> None:
-        self.act("connect")
-        await super().connect(*given, **options)
-
-    async def send_packed_command(self, *given: Any, **options: Any) -> None:
-        self.act("send_packed_command")
-        await super().send_packed_command(*given, **options)
-
-    async def read_response(self, *given: Any, **options: Any) -> Any:
-        self.act("read_response")
-        return await super().read_response(*given, **options)
-
-    async def disconnect(self, *given: Any, **options: Any) -> None:
-        await super().disconnect(*given, **options)
-        self.act("disconnect")
+    return Mock(side_effect=error) if name == "__init__" else method
 
 
 MOODS: Final = "__init__", "connect", "send_packed_command", "read_response", "disconnect"
@@ -739,14 +708,14 @@ async def test_what_a_class_of_connections_raises_is_told_and_tried_again(
     given = Redis(connection_pool=ConnectionPool(connection_class=Moody, host="127.0.0.1", port=server.port))
     async with store_at(given) as store:
         for is_open in (False, True):
-            monkeypatch.setattr(Moody, "raises_in", raises_in)
-            for _ in range(3):
-                server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-                found, told = await hits(), f"redis: TypeError: {raises_in} is in a mood"
-                killed = "redis: ConnectionError: Connection closed by server."
-                assert found == {told} or (found <= {told, killed, "ok"} and (is_open or raises_in == "disconnect"))
-                assert len(store.batcher()._queue) == 0
-            monkeypatch.setattr(Moody, "raises_in", "")
+            with monkeypatch.context() as mood:
+                mood.setattr(Moody, raises_in, in_a_mood(raises_in))
+                for _ in range(3):
+                    server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                    found, told = await hits(), f"redis: TypeError: {raises_in} is in a mood"
+                    killed = "redis: ConnectionError: Connection closed by server."
+                    assert found == {told} or (found <= {told, killed, "ok"} and (is_open or raises_in == "disconnect"))
+                    assert len(store.batcher()._queue) == 0
             assert await hits() == {"ok"}
 
 
