@@ -101,10 +101,10 @@ class RedisBans(BanStore):
         key, row = ban.key, b""
         if not policy.shadow:
             row = _pack_ban(ban)
-        strikes, level = window_field(policy.strikes, policy.strikes.limits[0]), digest_of(policy.name)
-        risen = _LEVEL.pack(after.over_us, after.until_us, after.level)
+        strikes = window_field(policy.strikes, policy.strikes.limits[0])
+        level = _LEVEL.pack(after.over_us, after.until_us, after.level)
         names = *self._polled.names, *self._packing.names_of(key)
-        args = key.encode(), row, strikes, level, before, risen, self._max_bans
+        args = key.encode(), row, strikes, digest_of(policy.name), before, level, self._max_bans
         result = await self._batcher().command(names, b"put_next", *args)
         if result == _FULL and self._throttle.left_out("bans_full", real_monotonic_us()) is not None:
             self._tell(bans_full(self._max_bans, key))
