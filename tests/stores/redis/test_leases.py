@@ -77,34 +77,38 @@ async def leasing(server: Any, many: int = 1, **options: Any) -> AsyncIterator[l
         yield stores
 
 
+@pytest.fixture
+async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
+    """A store with leases."""
+    async with leasing(server) as (store,):
+        yield store
+
+
 # -- when Redis is asked -----------------------------------------------------------------------------------------------
 
 
-async def test_a_question_that_is_repeated_asks_ever_more_seldom(server: RedisServer) -> None:
-    async with leasing(server) as (store,):
+async def test_a_question_that_is_repeated_asks_ever_more_seldom(store: RedisStore) -> None:
+    asked = [await asks(store) for _ in range(100)]
+    assert asked[: FEW + 1] == [True] * (FEW + 1)
+    assert sum(asked) <= 16, "then for 4, 8, 16 ..."
+    decision = await hit(store, limits=MINUTES)
+    assert decision.remaining == 6000 - 101, "own units that are not spent do not count"
+
+
+async def test_a_question_that_was_not_asked_for_a_while_begins_anew(store: RedisStore, ahead: Ahead) -> None:
+    for _ in range(3):
         asked = [await asks(store) for _ in range(100)]
-        assert asked[: FEW + 1] == [True] * (FEW + 1)
-        assert sum(asked) <= 16, "then for 4, 8, 16 ..."
-        decision = await hit(store, limits=MINUTES)
-        assert decision.remaining == 6000 - 101, "own units that are not spent do not count"
+        assert asked[:FEW] == [True] * FEW
+        assert sum(asked) <= 20
+        ahead.by_s += 10
 
 
-async def test_a_question_that_was_not_asked_for_a_while_begins_anew(server: RedisServer, ahead: Ahead) -> None:
-    async with leasing(server) as (store,):
-        for _ in range(3):
-            asked = [await asks(store) for _ in range(100)]
-            assert asked[:FEW] == [True] * FEW
-            assert sum(asked) <= 20
-            ahead.by_s += 10
-
-
-async def test_one_that_goes_on_being_asked_leases_in_the_next_slice_at_once(server: RedisServer) -> None:
+async def test_one_that_goes_on_being_asked_leases_in_the_next_slice_at_once(store: RedisStore) -> None:
     checks = ((usual("8000/2s @4"), "ann", 1),)
-    async with leasing(server) as (store,):
-        for turn in range(4):
-            asked = [await asks(store, checks) for _ in range(100)]
-            assert turn == 0 or sum(asked) <= 9, "for half of last time's, and as many again; in three slices at most"
-            await asyncio.sleep(0.5)
+    for turn in range(4):
+        asked = [await asks(store, checks) for _ in range(100)]
+        assert turn == 0 or sum(asked) <= 9, "for half of last time's, and as many again; in three slices at most"
+        await asyncio.sleep(0.5)
 
 
 ASKED_EACH_TIME: Final[dict[str, tuple[Check, ...]]] = {
@@ -127,45 +131,41 @@ async def test_what_has_no_leases_is_asked_each_time(server: RedisServer, name: 
         assert leases_of(store) == []
 
 
-async def test_a_lease_is_of_all_limits_and_keys_of_its_question(server: RedisServer) -> None:
+async def test_a_lease_is_of_all_limits_and_keys_of_its_question(store: RedisStore) -> None:
     quota = Bucket("month", (Quota("100000/month"),))
-    async with leasing(server) as (store,):
-        question = ((usual(MINUTES), "ann", 1), (usual("4000/2s @4"), "all", 2), (quota, "ann", 1))
-        decisions = await leased(store, question)
-        assert max(lease.until_us - lease.came_us for lease in leases_of(store)) <= 500_000, "the shortest slice"
-        many, ahead = len(decisions), left(store)
-        assert [state.remaining for state in decisions[-1].states] == [6000 - many, 4000 - 2 * many, 100_000 - many]
-        # Another question about one of its windows sees what is leased as spent.
-        assert (await hit(store, "all", "4000/2s @4")).remaining == 4000 - 2 * many - 2 * ahead - 1
+    question = ((usual(MINUTES), "ann", 1), (usual("4000/2s @4"), "all", 2), (quota, "ann", 1))
+    decisions = await leased(store, question)
+    assert max(lease.until_us - lease.came_us for lease in leases_of(store)) <= 500_000, "the shortest slice"
+    many, ahead = len(decisions), left(store)
+    assert [state.remaining for state in decisions[-1].states] == [6000 - many, 4000 - 2 * many, 100_000 - many]
+    # Another question about one of its windows sees what is leased as spent.
+    assert (await hit(store, "all", "4000/2s @4")).remaining == 4000 - 2 * many - 2 * ahead - 1
 
 
-async def test_near_the_limit_units_are_asked_for_one_by_one(server: RedisServer) -> None:
+async def test_near_the_limit_units_are_asked_for_one_by_one(store: RedisStore) -> None:
     checks = ((usual("200/minute @10"), "ann", 1),)
-    async with leasing(server) as (store,):
-        asked = list[bool]()
-        while (answer := store.hit(checks)) and (await settle(answer)).allowed:
-            asked.append(not isinstance(answer, Decision))
-        assert len(asked) == 200
-        assert all(asked[-16:])
-        assert sum(asked) < 100
+    asked = list[bool]()
+    while (answer := store.hit(checks)) and (await settle(answer)).allowed:
+        asked.append(not isinstance(answer, Decision))
+    assert len(asked) == 200
+    assert all(asked[-16:])
+    assert sum(asked) < 100
 
 
-async def test_of_equal_hits_at_the_same_time_one_leases_for_those_that_follow(server: RedisServer) -> None:
-    async with leasing(server) as (store,):
-        for expected in (64, 128):
-            decisions = await asyncio.gather(*(hit(store, limits=MINUTES) for _ in range(64)))
-            assert 6000 - expected - 64 <= min(decision.remaining or 0 for decision in decisions) <= 6000 - expected
-        assert [await asks(store) for _ in range(64)] == [False] * 63 + [True], "the first one repeated nothing"
+async def test_of_equal_hits_at_the_same_time_one_leases_for_those_that_follow(store: RedisStore) -> None:
+    for expected in (64, 128):
+        decisions = await asyncio.gather(*(hit(store, limits=MINUTES) for _ in range(64)))
+        assert 6000 - expected - 64 <= min(decision.remaining or 0 for decision in decisions) <= 6000 - expected
+    assert [await asks(store) for _ in range(64)] == [False] * 63 + [True], "the first one repeated nothing"
 
 
 # -- what becomes of units ---------------------------------------------------------------------------------------------
 
 
-async def test_what_is_left_is_refunded_when_the_slice_ends(server: RedisServer) -> None:
-    async with leasing(server) as (store,):
-        decisions = await leased(store, SHORT)
-        await eventually(lambda: not left(store))
-        assert await used(store, SECOND) == len(decisions)
+async def test_what_is_left_is_refunded_when_the_slice_ends(store: RedisStore) -> None:
+    decisions = await leased(store, SHORT)
+    await eventually(lambda: not left(store))
+    assert await used(store, SECOND) == len(decisions)
 
 
 async def test_what_is_left_is_refunded_when_the_store_is_closed(server: RedisServer) -> None:
@@ -190,67 +190,62 @@ async def test_whoever_gives_up_leaves_a_unit_to_the_next(server: RedisServer) -
         await eventually(lambda: left(store) >= 2)  # the unit of the one that gave up, too
 
 
-async def test_who_is_cancelled_costs_no_unit_and_no_answer_of_others(server: RedisServer) -> None:
-    async with leasing(server) as (store,):
-        await hit(store, limits=MINUTES)
-        for _ in range(5):
-            waiting: list[Any] = [store.hit(ANN) for _ in range(9)]
-            waiting = [one for one in waiting if not isinstance(one, Decision)]
-            for one in waiting[::3]:
-                one.cancel()
-            answers = await asyncio.gather(*waiting, return_exceptions=True)
-            assert [isinstance(one, Decision) for one in answers] == [at % 3 != 0 for at in range(len(answers))]
-        spent = sum(lease.used for lease in leases_of(store))
-        assert await used(store) - left(store) <= 1 + FEW + spent
+async def test_who_is_cancelled_costs_no_unit_and_no_answer_of_others(store: RedisStore) -> None:
+    await hit(store, limits=MINUTES)
+    for _ in range(5):
+        waiting: list[Any] = [store.hit(ANN) for _ in range(9)]
+        waiting = [one for one in waiting if not isinstance(one, Decision)]
+        for one in waiting[::3]:
+            one.cancel()
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [isinstance(one, Decision) for one in answers] == [at % 3 != 0 for at in range(len(answers))]
+    spent = sum(lease.used for lease in leases_of(store))
+    assert await used(store) - left(store) <= 1 + FEW + spent
 
 
-async def test_a_refund_of_a_leased_unit_goes_to_redis_by_its_moment(server: RedisServer) -> None:
-    async with leasing(server) as (store,):
-        *_, decision = await leased(store)
-        ahead, counted = left(store), await used(store)
-        assert await settle(store.refund(decision.begin_refund())) is True
-        assert (left(store), await used(store)) == (ahead, counted - 1)
-        assert await settle(store.refund(decision.begin_refund())) is False
-        decision = await hit(store, limits=MINUTES)
-        for lease in leases_of(store):
-            lease.until_us = 0  # it has ended
-        assert await settle(store.refund(decision.begin_refund())) is True
-        assert await used(store) == counted - 2
+async def test_a_refund_of_a_leased_unit_goes_to_redis_by_its_moment(store: RedisStore) -> None:
+    *_, decision = await leased(store)
+    ahead, counted = left(store), await used(store)
+    assert await settle(store.refund(decision.begin_refund())) is True
+    assert (left(store), await used(store)) == (ahead, counted - 1)
+    assert await settle(store.refund(decision.begin_refund())) is False
+    decision = await hit(store, limits=MINUTES)
+    for lease in leases_of(store):
+        lease.until_us = 0  # it has ended
+    assert await settle(store.refund(decision.begin_refund())) is True
+    assert await used(store) == counted - 2
 
 
 @needs_fork
 @pytest.mark.parametrize("fork", [forked.fork, forked.fork_in_c])
-async def test_a_child_has_no_units_of_its_parent(server: RedisServer, fork: Callable[[], int]) -> None:
+async def test_a_child_has_no_units_of_its_parent(store: RedisStore, fork: Callable[[], int]) -> None:
     """Python knows of the first one alone."""
-    async with leasing(server) as (store,):
-        await leased(store)
-        ahead, leases, asked = left(store), store.parts.held, store._question(ANN, NOBODY)
-        child = fork()
-        if not child:
-            os._exit(leases.answer(asked) is not None)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
-        assert left(store) == ahead
+    await leased(store)
+    ahead, leases, asked = left(store), store.parts.held, store._question(ANN, NOBODY)
+    child = fork()
+    if not child:
+        os._exit(leases.answer(asked) is not None)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
+    assert left(store) == ahead
 
 
-async def test_threads_spend_each_unit_once(server: RedisServer) -> None:
-    async with leasing(server) as (store,):
-        await leased(store)
-        leases, (lease,), asked = store.parts.held, leases_of(store), store._question(ANN, NOBODY)
-        lease.units, lease.until_us = [None] * 20_000, lease.until_us + 60_000_000
-        spend = lambda: sum(leases.answer(asked) is not None for _ in range(8_000))  # noqa: E731
-        loop = asyncio.get_running_loop()
-        found = sum(await asyncio.gather(*(loop.run_in_executor(None, spend) for _ in range(4))))
-        assert found + left(store) == 20_000
+async def test_threads_spend_each_unit_once(store: RedisStore) -> None:
+    await leased(store)
+    leases, (lease,), asked = store.parts.held, leases_of(store), store._question(ANN, NOBODY)
+    lease.units, lease.until_us = [None] * 20_000, lease.until_us + 60_000_000
+    spend = lambda: sum(leases.answer(asked) is not None for _ in range(8_000))  # noqa: E731
+    loop = asyncio.get_running_loop()
+    found = sum(await asyncio.gather(*(loop.run_in_executor(None, spend) for _ in range(4))))
+    assert found + left(store) == 20_000
 
 
 # -- what ends a lease -------------------------------------------------------------------------------------------------
 
 
-async def test_a_worker_that_was_stopped_spends_nothing_after_the_slice(server: RedisServer) -> None:
-    async with leasing(server) as (store,):
-        await leased(store, SHORT)
-        time.sleep(0.3)  # noqa: ASYNC251 - as SIGSTOP does: no timer has run
-        assert await asks(store, SHORT)
+async def test_a_worker_that_was_stopped_spends_nothing_after_the_slice(store: RedisStore) -> None:
+    await leased(store, SHORT)
+    time.sleep(0.3)  # noqa: ASYNC251 - as SIGSTOP does: no timer has run
+    assert await asks(store, SHORT)
 
 
 async def test_a_slow_answer_is_no_longer_lease(server: RedisServer) -> None:
@@ -346,19 +341,18 @@ async def test_a_lease_is_spent_only_by_those_whom_redis_has_cleared_under_it(se
         assert not all(asked)
 
 
-async def test_a_poll_that_fails_makes_no_lease_fresh(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_poll_that_fails_makes_no_lease_fresh(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the keys of all bans are on another node for a while."""
-    async with leasing(server) as (store,):
-        await leased(store)
-        batcher, leases = store.batcher(), store.parts.held
-        fresh_until_ns, call = leases.fresh_until_ns, batcher._call
-        monkeypatch.setattr(store.parts.polled, "due_ns", 0)
-        monkeypatch.setattr(batcher, "_call", Mock(side_effect=KeysApart("apart")))
-        await batcher._poll_alone(Mock())
-        monkeypatch.setattr(batcher, "_call", call)
-        monkeypatch.setattr(batcher, "_wants_poll", False)
-        await settle(store.peek(ANN))
-        assert leases.fresh_until_ns == fresh_until_ns
+    await leased(store)
+    batcher, leases = store.batcher(), store.parts.held
+    fresh_until_ns, call = leases.fresh_until_ns, batcher._call
+    monkeypatch.setattr(store.parts.polled, "due_ns", 0)
+    monkeypatch.setattr(batcher, "_call", Mock(side_effect=KeysApart("apart")))
+    await batcher._poll_alone(Mock())
+    monkeypatch.setattr(batcher, "_call", call)
+    monkeypatch.setattr(batcher, "_wants_poll", False)
+    await settle(store.peek(ANN))
+    assert leases.fresh_until_ns == fresh_until_ns
 
 
 async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_it(server: RedisServer) -> None:
@@ -372,46 +366,44 @@ async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_i
         assert await used(other) == FEW
 
 
-async def test_a_reset_forgets_leases_that_are_on_their_way(server: RedisServer) -> None:
-    async with leasing(server) as (store,):
-        await leased(store)
-        for lease in leases_of(store):
-            lease.units.clear()
-        answer, reset = store.hit(ANN), store.reset("ann")
-        assert await reset
-        await settle(answer)
-        assert left(store) == 0
-        await asyncio.sleep(0.05)
-        assert await used(store) == 0
+async def test_a_reset_forgets_leases_that_are_on_their_way(store: RedisStore) -> None:
+    await leased(store)
+    for lease in leases_of(store):
+        lease.units.clear()
+    answer, reset = store.hit(ANN), store.reset("ann")
+    assert await reset
+    await settle(answer)
+    assert left(store) == 0
+    await asyncio.sleep(0.05)
+    assert await used(store) == 0
 
 
-async def test_a_changed_amount_ends_leases(server: RedisServer) -> None:
+async def test_a_changed_amount_ends_leases(store: RedisStore) -> None:
     limited = bucket(MINUTES)
-    async with leasing(server) as (store,):
-        await leased(store, ((limited, "ann", 1),))
-        limited.limits[0].become(10)
-        assert await asks(store, ((limited, "ann", 1),))
-        decisions = [await settle(store.hit(((limited, "ann", 1),))) for _ in range(10)]
-        assert sum(decision.allowed for decision in decisions) < 10
+    await leased(store, ((limited, "ann", 1),))
+    limited.limits[0].become(10)
+    assert await asks(store, ((limited, "ann", 1),))
+    decisions = [await settle(store.hit(((limited, "ann", 1),))) for _ in range(10)]
+    assert sum(decision.allowed for decision in decisions) < 10
 
 
-async def test_a_charge_ends_leases(server: RedisServer) -> None:
-    async with leasing(server) as (store,):
-        await leased(store)
-        await store.charge(((usual(MINUTES), "ann", 10_000),))
-        assert not (await hit(store, limits=MINUTES)).allowed
+async def test_a_charge_ends_leases(store: RedisStore) -> None:
+    await leased(store)
+    await store.charge(((usual(MINUTES), "ann", 10_000),))
+    assert not (await hit(store, limits=MINUTES)).allowed
 
 
-async def test_when_redis_has_lost_its_data_leases_end_with_the_next_poll(server: RedisServer, ahead: Ahead) -> None:
-    async with leasing(server) as (store,):
-        await leased(store)
-        server.command("FLUSHALL")
-        assert not await asks(store), "nobody has said so yet"
-        await store.batcher().poll()
-        assert left(store) == 0
-        assert await asks(store)
-        await asyncio.sleep(0.05)
-        assert await used(store) == 1, "nothing of what was lost is refunded"
+async def test_when_redis_has_lost_its_data_leases_end_with_the_next_poll(
+    server: RedisServer, store: RedisStore, ahead: Ahead
+) -> None:
+    await leased(store)
+    server.command("FLUSHALL")
+    assert not await asks(store), "nobody has said so yet"
+    await store.batcher().poll()
+    assert left(store) == 0
+    assert await asks(store)
+    await asyncio.sleep(0.05)
+    assert await used(store) == 1, "nothing of what was lost is refunded"
 
 
 async def test_a_failed_call_ends_leases_and_loses_one_but_not_the_bound(server: RedisServer) -> None:
@@ -455,16 +447,15 @@ async def test_nothing_is_spent_after_a_restart_once_a_call_has_failed(is_saved:
 
 @pytest.mark.parametrize("step_us", [10_000_000, 50_000, -50_000, -10_000_000])
 async def test_a_step_of_the_server_s_clock_ends_leases_with_the_next_answer(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch, step_us: int
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch, step_us: int
 ) -> None:
     stepped_us = 0
     monkeypatch.setattr(StoreTime, "for_script", lambda time_: time.time_ns() // 1_000 + stepped_us)
-    async with leasing(server) as (store,):
-        await leased(store)
-        stepped_us = step_us
-        assert not await asks(store), "nobody has said so yet"
-        await hit(store, "bob", MINUTES)
-        assert left(store) == 0
+    await leased(store)
+    stepped_us = step_us
+    assert not await asks(store), "nobody has said so yet"
+    await hit(store, "bob", MINUTES)
+    assert left(store) == 0
 
 
 def test_a_step_of_the_clock_is_noticed() -> None:

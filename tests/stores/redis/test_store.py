@@ -18,8 +18,7 @@ import redis.asyncio
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, Quota, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable, parse_address
-from slidegate.stores.redis import RedisStore, batch, poll
-from slidegate.stores.redis import held as held_answers
+from slidegate.stores.redis import RedisStore, batch
 from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL, Command
 from slidegate.stores.redis.held import HeldAnswers
 from slidegate.stores.redis.line import DEPTH, ServerLine
@@ -271,62 +270,33 @@ async def test_strikes_share_calls_and_a_ban_is_one_call_more(store: RedisStore,
 
 @pytest.mark.parametrize("banned", ["192.0.2.0/24", "192.0.2.9"])
 @pytest.mark.parametrize("running", ["server", "cluster"])
-async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as_they_poll(
-    running: str, banned: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(poll, "POLL_NS", 100_000_000)
-    monkeypatch.setattr(held_answers, "TRUST_US", 100_000)
-    plenty = bucket("100000/minute")
-    asked = ((plenty, "192.0.2.9", 1),), (parse_address("192.0.2.9"),)
-    async with workers_at(request.getfixturevalue(running), 4) as (store, other, *new):
-
-        async def passes() -> bool:
-            return bool(await settle(other.hit(*asked)))
-
-        async def is_refused() -> bool:
-            return not await passes()
-
-        assert await passes()
-        for late in new:
-            await store.bans.ban(banned, None, "by request", "ann")
-            assert "/" in banned or await is_refused(), "a client is refused at once"
-            first = [settle(ask(*asked)) for ask in (late.hit, late.peek, late.hit)]
-            assert {decision.reason for decision in await asyncio.gather(*first)} == {Reason.BANNED}, (
-                "as who starts now"
-            )
-            await eventually(is_refused)
-            assert (await hit(other, "user:ann", plenty)).reason is Reason.OK
-            await store.bans.unban(banned, "ann")
-            assert await settle(store.hit(*asked)), "its own it knows at once"
-            await eventually(passes)
-
-
-@pytest.mark.parametrize("running", ["server", "cluster"])
-async def test_no_request_of_an_idle_worker_is_decided_by_what_it_knew_before(
-    running: str, request: pytest.FixtureRequest, ahead: Ahead
+async def test_no_request_is_decided_by_what_a_worker_knew_before_it_was_idle(
+    running: str, banned: str, request: pytest.FixtureRequest, ahead: Ahead
 ) -> None:
     """More requests at once than two calls take: the poll goes in front of them, and costs no call of its own."""
-    many, plenty, address = 200, bucket("1000/hour"), parse_address("192.0.2.9")
-    deployment = request.getfixturevalue(running)
-    async with workers_at(deployment, 2) as (operator, idle):
+    many, plenty, client = 200, bucket("1000/hour"), (parse_address("192.0.2.9"), "192.0.2.9")
+    async with workers_at(request.getfixturevalue(running), 4) as (operator, idle, *new):
 
-        async def reasons() -> set[Reason]:
-            asked = [settle(idle.hit(((plenty, f"user:{number}", 1),), (address,))) for number in range(many)]
-            return {decision.reason for decision in await asyncio.gather(*asked)}
+        async def reasons(worker: RedisStore) -> set[Reason]:
+            asked = [settle(worker.hit(((plenty, f"user:{number}", 1),), client)) for number in range(many)]
+            return {decision.reason for decision in await asyncio.gather(*asked, settle(worker.peek((), client)))}
 
-        assert await reasons() == {Reason.OK}
-        for _ in range(2):
-            await operator.bans.ban("192.0.2.0/24", None, "", "ann")
+        assert await reasons(idle) == {Reason.OK}
+        for late in new:
+            await operator.bans.ban(banned, None, "by request", "ann")
+            assert "/" in banned or await reasons(idle) == {Reason.BANNED}, "a client is refused at once"
+            for _ in range(2):
+                ahead.by_s += 1.0
+                assert await reasons(idle) == {Reason.BANNED}
+            assert await reasons(late) == {Reason.BANNED}, "as who starts now"
+            assert (await hit(idle, "user:ann", plenty)).reason is Reason.OK
+            await operator.bans.unban(banned, "ann")
+            assert await reasons(operator) == {Reason.OK}, "its own it knows at once"
             ahead.by_s += 1.0
-            assert await reasons() == {Reason.BANNED}
-            ahead.by_s += 1.0
-            assert await reasons() == {Reason.BANNED}
-            await operator.bans.unban("192.0.2.0/24", "ann")
-            ahead.by_s += 1.0
-            assert await reasons() == {Reason.OK}
+            assert await reasons(idle) == {Reason.OK}
         for number in range(many):
             spent = (await settle(idle.peek(((plenty, f"user:{number}", 0),)))).readings[0][0]
-            assert spent == 3, "what was charged before the ban was known is refunded"
+            assert spent == 5, "what was charged before the ban was known is refunded"
 
 
 async def test_an_idle_worker_sends_nothing_and_one_with_few_requests_nothing_beside_them(
