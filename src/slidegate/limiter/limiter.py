@@ -32,7 +32,7 @@ from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .inspect import KeyView, read_keys
 from .keys import AnyKey, KeyOf, Limits, read_secret
-from .named_limits import NamedLimit, check_limit_name
+from .named_limits import NamedLimit
 from .observers import AnyObserver, Subscription
 from .overrides import ALL, Override, check_override, check_published
 from .rows import Action, Row
@@ -304,12 +304,9 @@ class Limiter:
             by: The person or program that ends it.
 
         Raises:
-            ConfigurationError: `name` cannot be the name of a limit.
             StoreError: The store does not answer.
         """
         author = _author(by)
-        if name != ALL:
-            check_limit_name(name)
         await self.engine.refresher.refresh()
         override = self.engine.overrides.in_force.get(name)
         if override is None:
@@ -611,23 +608,14 @@ class Limiter:
         """
         if type(cost) is not int or cost < 0:
             check_cost(cost, option)
-        try:
-            bucket = self._buckets.get((rule, limits))
-        except TypeError:  # not hashable, as a list of limits
-            bucket = None
-        if bucket is None:  # not within `except`, whose error may show a password that was given by mistake
-            bucket = self._parsed_bucket(rule, limits)
+        if isinstance(limits, list):
+            limits = tuple(limits)
+        bucket = self._buckets.get((rule, limits))
+        if bucket is None:
+            bucket = Bucket(check_name(rule, "rule"), parse_limits(limits))
+            remember(self._buckets, (rule, limits), bucket)
         text, subjects = self.engine.keys.normalize(key)
         return ((bucket, text, cost),), subjects
-
-    def _parsed_bucket(self, rule: str, limits: Limits) -> Bucket:
-        """Return the bucket of a rule, remembered by its limits as they are written; for a list, by what is in it."""
-        name, parsed = check_name(rule, "rule"), parse_limits(limits)
-        identity = limits if isinstance(limits, (str, tuple, AnyLimit)) else parsed
-        bucket = self._buckets.get((name, identity))
-        if bucket is not None:
-            return bucket
-        return remember(self._buckets, (name, identity), Bucket(name, parsed))
 
     def _ban_key(self, key: AnyKey) -> str:
         name, _ = self.engine.keys.normalize(key)

@@ -27,7 +27,6 @@ from ..core.buckets import Check
 from ..core.decision import Decision
 from ..core.errors import StoreError
 from ..core.logs import Throttle, logger
-from ..core.memo import remember
 from ..core.reservation import Reservation
 from ..core.store import ReadRow, SharedRow
 from ..core.stored import json_of
@@ -48,7 +47,6 @@ SHARE_OF_DEADLINE: Final = 0.2
 AT_ONCE: Final = 50
 """How many overrides are parsed in one step, at 20 us each."""
 _LOG_EVERY_S: Final = 600.0
-_MEMO: Final = 4_000
 
 T = TypeVar("T")
 Running: TypeAlias = "asyncio.Future[None]"
@@ -99,7 +97,6 @@ class Refresher:
         # What runs now, on any event loop.
         self._reads: set[Running] = set()
         self._writes: set[Running] = set()
-        self._parsed: dict[bytes, Override | None] = {}
         self._throttle = Throttle(_LOG_EVERY_S)
 
     @property
@@ -200,7 +197,7 @@ class Refresher:
             answer = self._rows.ask(LIMITS, 0, deadline_s)
             # Of a store that answers at once, they are here before the question, unless there are many.
             if not isawaitable(answer) and len(answer) <= AT_ONCE:
-                self._apply(number, [self._parse(value) for _, _, value in answer])
+                self._apply(number, [override_in(value) for _, _, value in answer])
                 self._end_read(asked_ns, deadline_s)
                 return None
         except Exception as error:
@@ -249,13 +246,7 @@ class Refresher:
         self._overrides.replace(number, [override for override in overrides if override is not None])
 
     async def _parse_in_steps(self, rows: Sequence[ReadRow]) -> list[Override | None]:
-        return [self._parse(value) async for _, _, value in yielding_to_others(rows, AT_ONCE)]
-
-    def _parse(self, value: bytes) -> Override | None:
-        """Return the override of a row; None if this version cannot read it. Most rows are those of the last time."""
-        if value in self._parsed:
-            return self._parsed[value]
-        return remember(self._parsed, value, override_in(value), _MEMO)
+        return [override_in(value) async for _, _, value in yielding_to_others(rows, AT_ONCE)]
 
     def _end_read(self, asked_ns: int, deadline_s: float) -> None:
         """Record how fresh the overrides are, and write what this worker has to say beside them."""
