@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ..core.bans.ban import MAX_KEY_BYTES
+from .commands import keys_refusing
 from .engine import all_callers, reset_all, switch_all, use_clock
 from .inspect import KeyView
-from .limiter import Limiter, SyncLimiter, check_cost, inspect_keys, keys_refusing
+from .limiter import Limiter, SyncLimiter, check_cost, inspect_keys
 from .overrides import Override
 from .rows import Action
 from .workers import Publication, PublishedRule
