@@ -247,6 +247,8 @@ def test_what_clients_send_and_get(file: str, texts: Callable[..., None], scene:
 
     async def played(first: str, *others: str) -> list[str]:
         made = eval(first, WORDS | {"client": scene})
+        if isawaitable(made):
+            return [await made]
         return ["", *[await made.play(line) for line in others]]
 
     answers = [answer for scenario in scenarios for answer in asyncio.run(played(*scenario))]
@@ -370,14 +372,17 @@ def pause_of(response: str) -> str:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
-def test_responses_ask_for_pauses(zone: str, texts: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_ask_for_pauses(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dates are in UTC wherever the process runs."""
+    text = Path(__file__).with_name("pauses.txt").read_text("utf-8")
+    rows = re.findall(r"^(\S.*?)  +(\d+ \| .*)$", text, re.MULTILINE)
+    assert len(rows) > 60
     set_zone = getattr(time, "tzset", lambda: None)  # which Windows has not
     try:
         with monkeypatch.context() as changed:
             changed.setenv("TZ", zone)
             set_zone()
-            texts(Path(__file__).with_name("pauses.txt"), "> ", pause_of)
+            assert [(pause_of(response), response) for _, response in rows] == rows
             assert pause_of("429 | ratelimit: " + ", ".join(['"a";r=0;t=12'] * 5_000)) == "no pause"
     finally:
         set_zone()
