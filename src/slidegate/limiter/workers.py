@@ -21,7 +21,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from struct import Struct
 from time import monotonic
@@ -142,8 +141,7 @@ class PublishedRule(NamedTuple):
 _DEFAULTS: Final[dict[str, Any]] = PublishedRule._field_defaults
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(NamedTuple):
     """What some equal workers have published.
 
     Attributes:
@@ -154,7 +152,7 @@ class Publication:
     """
 
     workers: int
-    rules: Sequence[PublishedRule] = field(repr=False)
+    rules: Sequence[PublishedRule]
     same_secret: bool = True
     is_readable: bool = True
 
