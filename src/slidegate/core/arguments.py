@@ -1,4 +1,4 @@
-"""Checks of users' arguments: unknown option names, names, whole numbers and classes.
+"""Checks of users' arguments: unknown option names, names, whole numbers and texts.
 
 Users of other libraries try the option names they know. `_EQUIVALENTS` maps the most frequent of these names to hints,
 which every class gives alike; the documentation of migrations lists all of them.
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import signature
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec
 
 from .errors import ConfigurationError, closest, quoted
 
@@ -19,7 +19,6 @@ MAX_NAME: Final = 64
 _NAME: Final = "(?! )[ -9<-~]+(?<! )"
 
 _P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 _EQUIVALENTS: Final[dict[tuple[str, ...], str]] = {
     ("key_func", "identifier"): (
@@ -115,12 +114,11 @@ def check_whole(value: object, low: int, high: int, option: str, example: str) -
     return value
 
 
-def expect(option: str, value: _T | None, kind: type[_T], example: str) -> _T | None:
-    """Return `value` if it is None or an instance of `kind`.
+def expect_text(option: str, value: object, example: str) -> None:
+    """Check that `value` is None or text.
 
     Raises:
         ConfigurationError: It is not.
     """
-    if value is not None and not isinstance(value, kind):
-        raise ConfigurationError(f"expected {kind.__name__}, for example {example}, not {quoted(value)}", option)
-    return value
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(f"expected str, for example {example}, not {quoted(value)}", option)

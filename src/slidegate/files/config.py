@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from .._watcher import FileVersion, FollowedFile, read_whole, version_of
 from ..core.addresses import network_of
-from ..core.arguments import check_whole, expect, unknown_option
+from ..core.arguments import check_whole, expect_text, unknown_option
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import escaped
@@ -323,7 +323,7 @@ class ConfigReader:
         self, path: object, *, wide: bool = False, private: bool = False, service: str | None = None, role: str
     ) -> Networks:
         """Return the networks of a file beside the configuration."""
-        expect("service", service, str, '"ROUTE53_HEALTHCHECKS"')
+        expect_text("service", service, '"ROUTE53_HEALTHCHECKS"')
         kind = partial(ListFile, wide=wide, private=private, service=service, role=role)
         return self._open(kind, path, _NETSET).networks
 

@@ -262,15 +262,13 @@ class Workers:
     async def _text(self, rules: Sequence[PublishedRule]) -> bytes:
         """Return the text of what this worker publishes, as much of it as a row can have."""
         text = bytearray(json.dumps({"version": VERSION}).encode())
-        count = 0
         async for rule in yielding_to_others(rules, AT_ONCE):
             line = _line_of(rule)
             if len(text) + len(line) > MAX_BYTES:
+                if self._throttle.left_out("many", monotonic()) is not None:
+                    logger.warning("other workers and tools do not see all of the %d rules and limits", len(rules))
                 break
             text += line
-            count += 1
-        if count < len(rules) and self._throttle.left_out("many", monotonic()) is not None:
-            logger.warning("of %d rules and limits, other workers and tools see the first %d", len(rules), count)
         return bytes(text)
 
     async def _own_rules(self) -> Sequence[PublishedRule]:

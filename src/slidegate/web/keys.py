@@ -17,7 +17,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.arguments import expect
+from ..core.arguments import expect_text
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.logs import Throttle, logger
 from ..limiter import Limiter
@@ -240,7 +240,7 @@ def query(name: str) -> Value:
     Raises:
         ConfigurationError: The name is no text.
     """
-    expect("query", name, str, '"page"')
+    expect_text("query", name, '"page"')
 
     def read(scope: Scope) -> bytes:
         text = scope.get("query_string") or b""
@@ -263,7 +263,7 @@ def path_param(name: str) -> Value:
     Raises:
         ConfigurationError: The name is no text.
     """
-    expect("path_param", name, str, '"tenant"')
+    expect_text("path_param", name, '"tenant"')
 
     def read(scope: Scope) -> bytes:
         value = scope.get("path_params", {}).get(name)
