@@ -4,6 +4,7 @@ import asyncio
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 from unittest.mock import Mock
@@ -427,41 +428,31 @@ def test_an_awaited_store_says_under_trio_that_it_needs_asyncio(make: Any, secre
     anyio.run(main, backend="trio")
 
 
-async def test_an_answer_that_a_store_remembers_is_no_sign_that_its_server_is_well() -> None:
-    """A refusal that is known is repeated without a call."""
+def known(*question: Any) -> Decision:
+    """Answer as a store that repeats a refusal without a call of its server."""
+    return Decision(False, Reason.LIMITED)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "by"),
+    [("hit", known), ("strike", lambda *strike: None), ("hit", Mock(side_effect=ConfigurationError("needs asyncio")))],
+    ids=["a refusal that is known", "a strike that need not be asked about", "a mistake of the caller"],
+)
+async def test_what_says_nothing_of_the_server_is_no_probe(replaced: str, by: Any) -> None:
     setup = Setup("allow")
     await setup.fail()
     setup.clock.advance(us=breaker.OPEN_US)
-    remembered = setup.store.inner.hit(((Bucket("known", [Limit(1, "1h")]), "ann", 2),))
-    hit, setup.store.hit = setup.store.hit, lambda *question: remembered
-    assert await setup.hit() is remembered
+    store: Any = setup.store.bans if replaced == "strike" else setup.store
+    asked, setup.store.error = getattr(store, replaced), None
+    setattr(store, replaced, by)
+    with suppress(ConfigurationError):
+        if replaced == "strike":
+            assert await setup.limiter.strike("ann", BanPolicy("5/10m", "1h")) is None
+        else:
+            assert (await setup.hit()).reason is Reason.LIMITED
     assert setup.limiter.is_failing
-    setup.store.hit, setup.store.error = hit, None
+    setattr(store, replaced, asked)
     assert (await setup.hit()).reason == "ok", "the next one is the probe at once"
-    assert not setup.limiter.is_failing
-
-
-async def test_a_strike_that_a_store_need_not_ask_about_is_no_sign_either() -> None:
-    setup = Setup("allow")
-    await setup.fail()
-    setup.clock.advance(us=breaker.OPEN_US)
-    setup.store.bans.strike = lambda *strike: None
-    assert await setup.limiter.strike("ann", BanPolicy("5/10m", "1h")) is None
-    assert setup.limiter.is_failing
-    setup.store.error = None
-    assert (await setup.hit()).reason == "ok", "the next one is the probe at once"
-
-
-async def test_a_mistake_of_a_caller_is_no_probe() -> None:
-    setup = Setup("allow", inline=True)
-    await setup.fail()
-    setup.clock.advance(us=breaker.OPEN_US)
-    hit, setup.store.error = setup.store.hit, None
-    setup.store.hit = Mock(side_effect=ConfigurationError("needs asyncio"))
-    with pytest.raises(ConfigurationError):
-        await setup.hit()
-    setup.store.hit = hit
-    assert (await setup.hit()).reason == "ok"
     assert not setup.limiter.is_failing
 
 

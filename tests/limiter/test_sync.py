@@ -22,11 +22,11 @@ import pytest
 import trio
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, parse_limits
-from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
 from slidegate.limiter import sync_runner
 from slidegate.limiter.aio import answer_of
 from slidegate.stores.open_store import open_store
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 
 from ..hurry import at_once, hurried
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis, until
@@ -70,24 +70,6 @@ async def test_in_a_worker_thread_of_a_loop_it_works(url: str) -> None:
     await limiter.close()
 
 
-@pytest.mark.all
-def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.stores.lmdb.store.LmdbBans.change.__defaults__", (0.2,))  # 30 s for commands
-    observer = RecordingObserver(without=["refused"])
-    limiter = Limiter.from_url(f"lmdb://{tmp_path}", deadline="20ms", on_error="local", observers=[observer])
-    with limiter.sync as blocking, open(tmp_path / "gate", "rb") as file:
-        assert blocking.hit("user:1", "2/hour").remaining == 1
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert blocking.hit("user:1", "2/hour").remaining == 1, "counted in this process"
-        with pytest.raises(StoreTimeout):
-            blocking.ban("user:1", "1h")
-        fcntl.flock(file, fcntl.LOCK_UN)
-        assert blocking.hit("user:1", "2/hour").remaining == 0, "the store decides again"
-        assert observer.kinds == ["store_late"]
-        assert not blocking.hit("user:1", "2/hour")
-        assert blocking.peek("user:1", "2/hour").reason is Reason.LIMITED
-
-
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 def test_no_method_takes_the_event_loop_of_its_thread_away(url: str) -> None:
     """One that was set for the next `run_until_complete`, as in a notebook or a test."""
@@ -121,8 +103,7 @@ def test_no_method_takes_the_event_loop_of_its_thread_away(url: str) -> None:
 class Ticking:
     """The time of waits for a gate: it passes while somebody sleeps."""
 
-    def __init__(self) -> None:
-        self.now_s = 1.0
+    now_s = 1.0
 
     def monotonic(self) -> float:
         return self.now_s
