@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
-from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -18,27 +16,6 @@ MOST_CALLS: Final = 4_000
 """How many functions one iteration of an event loop may call for it: these take about 4 ms."""
 NETWORKS: Final = 300
 BAN: Final = json.dumps(Ban("user:eve", "scan", "ann", 0, 0, None)._asdict())
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many functions of this thread each iteration of the event loop has called."""
-    counted = [0]
-    run = asyncio.Handle._run
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        counted[-1] += event == "call"
-
-    def counting(handle: Any) -> None:
-        counted.append(0)
-        sys.setprofile(count)
-        try:
-            run(handle)
-        finally:
-            sys.setprofile(None)
-
-    monkeypatch.setattr(asyncio.Handle, "_run", counting)
-    return counted
 
 
 async def count_of(items: AsyncIterator[object]) -> int:
