@@ -27,12 +27,13 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
-from slidegate.core import Quota
+from slidegate.core import Quota, Reason
+from slidegate.events import Outcome
 from slidegate.ops.dashboard.texts import count, ms, rate, share, span
 from slidegate.ops.replay import AccessLogs, AccessRecord, Replay, ReplayedRequest, Simulation, line_parser
 from slidegate.ops.replay import logs as logs_module
 from slidegate.ops.replay.lines import NO_TIME, parse_line
-from slidegate.ops.replay.replay import checks_of, scope_of
+from slidegate.ops.replay.replay import scope_of
 from slidegate.ops.replay.report import MINUTE_US, QUANTILES, measure, peak, quantile, refused_by
 from slidegate.ops.rows import span_of
 from slidegate.testing import FakeClock
@@ -464,6 +465,12 @@ async def test_a_replay_decides_as_the_live_application_does_and_a_simulation_co
     check_counts(simulated.value(), results)
 
 
+def counted_by(outcome: Outcome) -> set[str]:
+    """Return the rules that counted a request, of which a client that is banned or blocked meets none."""
+    counting = [one for one in outcome.decisions if one.reason not in (Reason.BANNED, Reason.BLOCKED)]
+    return {bucket.label for one in counting for bucket, _, _ in one.checks}
+
+
 def check_counts(value: dict[str, Any], results: list[ReplayedRequest]) -> None:
     """Check that the numbers of a simulation are those of its requests."""
     refused = Counter(result.outcome.client for result in results if not result.outcome.allowed)
@@ -477,7 +484,7 @@ def check_counts(value: dict[str, Any], results: list[ReplayedRequest]) -> None:
     for (kind, _), row in rows.items():
         assert (row["requests"] is not None) == (kind == "limit")
     outcomes = [result.outcome for result in results]
-    counted = Counter(label for one in outcomes for label in {bucket.label for bucket, _, _ in checks_of(one)})
+    counted = Counter(label for one in outcomes for label in counted_by(one))
     for name, row in [(name, row) for (kind, name), row in rows.items() if kind == "limit"]:
         assert row["requests"] == counted[name]
         assert row["refused"] == sum(not outcome.allowed and name in outcome.rules for outcome in outcomes)

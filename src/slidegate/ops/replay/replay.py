@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ... import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
-from ...core import Check, Event, Reason
+from ...core import Event
 from ...events import Outcome
 from .lines import AccessRecord
 
@@ -36,15 +36,6 @@ class ReplayedRequest(NamedTuple):
     """The outcome that the outermost middleware reports, with the decisions of all."""
     events: Sequence[Event]
     """The events that the limiters report: refusals, shadow refusals and bans."""
-
-
-def checks_of(outcome: Outcome) -> list[Check]:
-    """Return the checks of an outcome; a client that is banned or blocked is counted by no rule."""
-    checks: list[Check] = []
-    for decision in outcome.decisions:
-        if decision.reason not in (Reason.BANNED, Reason.BLOCKED):
-            checks += decision.checks
-    return checks
 
 
 class Replay:

@@ -19,7 +19,7 @@ from ... import Limit
 from ...core import Reason
 from ...events import Outcome
 from .lines import AccessRecord
-from .replay import Replay, checks_of
+from .replay import Replay
 
 MAX_REFUSED: Final = 10
 MINUTE_US: Final = 60_000_000
@@ -27,6 +27,7 @@ QUANTILES: Final = {"50%": 0.5, "95%": 0.95, "99%": 0.99, "99.9%": 0.999}
 MAX_TRIED: Final = 7
 _ROUND: Final = [0, *(digit * 10**power for power in range(8) for digit in (1, 2, 5))]
 """The amounts whose refusals are shown."""
+_KINDS: Final = {Reason.BANNED: "ban", Reason.BLOCKED: "block"}
 _BOUNDLESS: Final = Limit(2**31 - 1, "1s")
 Json = dict[str, Any]
 
@@ -78,13 +79,14 @@ class Simulation:
         self._first_us = self._first_us or self._replay.now_us
         outcome, client = replayed.outcome, replayed.outcome.client
         self.clients[client] += 1
-        if not outcome.allowed:
-            self.refused[client] += 1
-        for label in {bucket.label for bucket, _, _ in checks_of(outcome)}:
+        counted: set[str] = set()
+        for decision in outcome.decisions:
+            if decision.reason not in _KINDS:  # a client that is banned or blocked is counted by no rule
+                counted |= {bucket.label for bucket, _, _ in decision.checks}
+        for label in counted:
             self.rows["limit", label].requests += 1
-        kind, names = _refused_by(outcome)
-        for name in names:
-            self._refuse(kind, name, client)
+        if outcome.refusal is not None:
+            self._count_refused(outcome, outcome.refusal.by)
         for event in replayed.events:
             if event.kind == "shadow_refused":
                 self._refuse("shadow", event.details["rule"], client)
@@ -92,6 +94,15 @@ class Simulation:
                 self.rows["ban", str(event.details["by"])].clients.add(client)
             elif event.kind == "shadow_banned":
                 self.rows["shadow ban", str(event.details["policy"])].clients.add(client)
+
+    def _count_refused(self, outcome: Outcome, by: str) -> None:
+        """Count a request that some rules refused, or else a list or a ban."""
+        self.refused[outcome.client] += 1
+        kind = _KINDS.get(outcome.reason, "limit")
+        if outcome.reason is Reason.BLOCKED and not outcome.rules:
+            kind = "list"
+        for name in outcome.rules or [by]:
+            self._refuse(kind, name, outcome.client)
 
     def _refuse(self, kind: str, name: object, client: str) -> None:
         row = self.rows[kind, str(name)]
@@ -122,19 +133,6 @@ class Simulation:
             "rules": rules,
             "most_refused": most_refused,
         }
-
-
-def _refused_by(outcome: Outcome) -> tuple[str, Sequence[str]]:
-    """Return what refused a request: the kind of its rows, and their names; none if it passed."""
-    if outcome.reason is Reason.BANNED:
-        return "ban", [outcome.decisions[-1].by]
-    if outcome.reason is Reason.BLOCKED and outcome.rules:
-        return "block", outcome.rules
-    if outcome.reason is Reason.BLOCKED:
-        return "list", ["blocklist"]
-    if outcome.allowed:
-        return "limit", ()
-    return "limit", outcome.rules
 
 
 # -- the busiest moments -----------------------------------------------------------------------------------------------
