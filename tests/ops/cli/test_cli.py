@@ -256,6 +256,7 @@ UNSTEADY = (
     (rf"{package.__version__} \({'compiled' if package.__compiled__ else 'interpreted'}\)", "VERSION"),
 )
 """What depends on the moment of a test besides times, and what stands for it in a transcript."""
+NO_STATISTICS = "not read: refusals, as no worker has written statistics within five minutes"
 
 
 def since_now(found: re.Match[str]) -> str:
@@ -305,6 +306,12 @@ class Terminal:
             self.monkeypatch.setattr("sys.stdin", io.StringIO(f"{words[-1]}\n"))
             words = words[:-2]
         return self._shown(self.slidegate(*words))
+
+    def _explain(self, *words: str) -> str:
+        """Explain in text, without the lines that end all explanations of workers without statistics."""
+        lines = self._slidegate("explain", *words).splitlines()
+        lines.remove("limits at endpoints without requests since the start are not listed")
+        return "\n".join(line for line in lines if line != NO_STATISTICS)
 
     def _shown(self, ended: Ended) -> str:
         errors = [f"! {line}" for line in ended.err.splitlines() if line and not line.startswith(("Usage:", "Try "))]

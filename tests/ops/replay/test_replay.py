@@ -43,7 +43,7 @@ from ...redis_servers import BOUND_S, free_port, until
 
 SAMPLES = Path(__file__).resolve().parent / "samples"
 NAMES = sorted(path.name for path in SAMPLES.iterdir())
-OF_SERVERS = {"hypercorn.log", "uvicorn.log", "uvicorn_in_kubernetes.log"}
+OF_SERVERS = {"hypercorn.log", "uvicorn.log"}
 """The samples of servers, which log HTTP requests alone."""
 NO_QUERY = {"hypercorn.log", "nginx.jsonl"}
 """The samples that have no query."""
