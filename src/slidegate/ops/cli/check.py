@@ -239,14 +239,11 @@ def _address_in(path: Path) -> str:
 
 def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
     """Note the windows that are so long that they may be expected to survive a restart of the machine."""
-    rules = {rule.label: rule for rule in middleware.rules}
-    if middleware.default_rule is not None:
-        rules["default_limits"] = middleware.default_rule
     forgotten = []
-    for name, rule in rules.items():
+    for rule in filter(None, (*middleware.rules, middleware.default_rule)):
         for limit in rule.charging.limits:
             if isinstance(limit, Limit) and limit.window_us >= _LONG_US:
-                forgotten.append(f"{limit} of {name}")
+                forgotten.append(f"{limit} of {rule.label}")
     if forgotten:
         note(
             f"a reboot forgets the windows of {', '.join(forgotten)}; if they must survive one, write "
