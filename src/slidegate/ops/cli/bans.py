@@ -10,7 +10,7 @@ import click
 from ... import Limiter
 from ..readers import where_banned
 from ..rows import check_key, key_of, row_of_ban
-from .main import Answer, asking, note, program, table, time_of, with_author, with_change, with_value
+from .main import Answer, asking, note, program, table, time_of, with_author, with_duration, with_reason, with_value
 
 _COLUMNS: Final = ("key", "until", "by", "level", "reason")
 
@@ -42,7 +42,9 @@ async def list_bans(limiter: Limiter) -> Answer:
 @asking(writes=True)
 @click.argument("key")
 @with_value
-@with_change("90s, 1h, 7d, at most 400d, or permanent")
+@with_duration("90s, 1h, 7d, at most 400d, or permanent")
+@with_reason
+@with_author
 async def add_ban(limiter: Limiter, key: str, value: str | None, duration: str, reason: str, by: str) -> Answer:
     """Ban KEY: an address, a network, or another key such as user:42.
 

@@ -9,7 +9,7 @@ import click
 from ... import Limiter
 from ...core.errors import closest
 from ..rows import row_of_change
-from .main import Answer, asking, note, program, table, time_of, with_author, with_change
+from .main import Answer, asking, note, program, table, time_of, with_author, with_duration, with_reason
 
 _COLUMNS: Final = ("name", "limit", "until", "by", "reason")
 
@@ -41,7 +41,9 @@ async def list_limits(limiter: Limiter) -> Answer:
 @asking(writes=True)
 @click.argument("name")
 @click.argument("limit")
-@with_change("90s, 2h, at most 30d")
+@with_duration("90s, 2h, at most 30d")
+@with_reason
+@with_author
 async def set_limit(limiter: Limiter, name: str, limit: str, duration: str, reason: str, by: str) -> Answer:
     """Temporarily change the amount of the limit NAME to that of LIMIT, such as 50/minute.
 
@@ -63,7 +65,9 @@ async def set_limit(limiter: Limiter, name: str, limit: str, duration: str, reas
 
 @limits.command("off")
 @asking(writes=True)
-@with_change("90s, 10m, at most 30d")
+@with_duration("90s, 10m, at most 30d")
+@with_reason
+@with_author
 async def switch_off(limiter: Limiter, duration: str, reason: str, by: str) -> Answer:
     """Switch all workers off for a while: every request passes, and nothing is counted.
 

@@ -164,19 +164,13 @@ with_author = click.option(
 """Adds the option ``--by`` to a command."""
 
 
-def with_change(lengths: str) -> Callable[[F], F]:
-    """Add the options of a change that ends to a command: ``--for``, as the parameter `duration`, a reason, an author.
+with_reason = click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
+"""Adds the option ``--reason`` to a command."""
 
-    Args:
-        lengths: The valid durations in words.
-    """
 
-    def decorated(command: F) -> F:
-        length = click.option("--for", "duration", metavar="DURATION", required=True, help=f"How long: {lengths}.")
-        reason = click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
-        return length(reason(with_author(command)))
-
-    return decorated
+def with_duration(lengths: str) -> Callable[[F], F]:
+    """Add the option ``--for`` to a command, as the parameter `duration`, given the valid durations in words."""
+    return click.option("--for", "duration", metavar="DURATION", required=True, help=f"How long: {lengths}.")
 
 
 def _typed(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import click
@@ -32,18 +32,17 @@ _NOTHING_AROUND: Final = (
 )
 
 
-def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments that describe logs to a command."""
-    for option in (
-        click.option("--regex", metavar="REGEX", help="Other lines, by the groups time, client, request and status."),
-        click.argument("log", nargs=-1, required=True),
-    ):
-        command = option(command)
-    return command
+with_log = click.argument("log", nargs=-1, required=True)
+"""Adds the files to a command, as the parameter `log`."""
+with_regex = click.option(
+    "--regex", metavar="REGEX", help="Other lines, by the groups time, client, request and status."
+)
+"""Adds the option ``--regex`` to a command."""
 
 
 @program.command()
-@with_logs
+@with_log
+@with_regex
 @click.option("--app", metavar="MODULE:APP", help="An application; it is imported and not called.")
 @click.option("--rules", metavar="FILE", help="A configuration file.")
 @click.option("--limit", metavar="LIMITS", multiple=True, help='The limits of each client: "60/minute; 1000/hour".')
@@ -97,7 +96,8 @@ def _simulated_text(value: dict[str, Any]) -> Iterator[str]:
 
 
 @program.command()
-@with_logs
+@with_log
+@with_regex
 @with_json
 def suggest(log: tuple[str, ...], regex: str | None, as_json: bool) -> None:
     """Show how busy clients were, and what limits would have refused.
@@ -177,12 +177,12 @@ def _read(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
 
 def _check(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
     """Raise if numbers would mean nothing, and note what they leave out."""
-    unreadable, clients = logs.unreadable.total(), len(target.clients)
+    unreadable, clients = logs.unreadable, len(target.clients)
     records = logs.lines - unreadable
     problem = f"{unreadable:,} of {logs.lines:,} lines cannot be read; {logs.example}"
     if unreadable > records:
         remedy = _OTHER_FORMAT
-        if logs.unreadable.most_common(1)[0][0] == NO_TIME:
+        if NO_TIME in logs.example:
             remedy = _ADD_A_TIME
         raise click.ClickException(f"{problem}; {remedy}")
     if not clients:

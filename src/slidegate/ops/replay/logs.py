@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import heapq
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final
@@ -37,7 +36,7 @@ class AccessLogs:
 
     Attributes:
         lines: Lines read so far that are not empty. Damaged gzip data counts as one.
-        unreadable: How many of these lines are no records, by reason.
+        unreadable: How many of these lines are no records.
         late: Records yielded after a record of a later time.
         example: The first unreadable line, with its file, number and reason, safe to display.
 
@@ -47,8 +46,7 @@ class AccessLogs:
     """
 
     def __init__(self, names: Sequence[str], regex: str | None = None) -> None:
-        self.lines = self.late = 0
-        self.unreadable: Counter[str] = Counter()
+        self.lines = self.unreadable = self.late = 0
         self.example = ""
         self._names = names
         self._parse = line_parser(regex)
@@ -81,7 +79,7 @@ class AccessLogs:
             if isinstance(record, AccessRecord):
                 yield record
                 continue
-            self.unreadable[record] += 1
+            self.unreadable += 1
             if not self.example:
                 where = f"line {number} of '{escaped(name, MAX_SHOWN)}'"
                 self.example = f"{where}: {record}: {escaped(text, MAX_SHOWN)}"
