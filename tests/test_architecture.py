@@ -190,15 +190,3 @@ def test_no_file_of_a_room_imports_itself_by_way_of_others_but_for_types_of_one_
     sources = {file: file.read_text("utf-8") for file in SRC.joinpath(room).rglob("*.py")}
     assert circles({file: at_run_time(source) for file, source in sources.items()}) == []
     assert [group for group in circles(sources) if len(group) > 2] == []
-
-
-def test_circles_go_through_functions_packages_and_types() -> None:
-    memo, ring, bans = (SRC / "core" / name for name in ("memo.py", "ring.py", "bans/__init__.py"))
-    circle = {
-        memo: "from . import ring",
-        ring: "def late():\n from .bans import ANYTHING",
-        bans: "if TYPE_CHECKING:\n from ..memo import remember",
-    }
-    assert circles(circle) == [{"core/memo.py", "core/ring.py", "core/bans/__init__.py"}]
-    assert circles({file: at_run_time(source) for file, source in circle.items()}) == []
-    assert circles({**circle, ring: "from .bans import ban"}) == [], "that is another file"

@@ -59,14 +59,6 @@ def test_each_value_that_cannot_work_is_refused_with_what_would(texts: Callable[
     texts(Path(__file__).with_name("messages.txt"), ">>> ", message_of)
 
 
-def test_an_entry_that_can_work_is_named_with_its_line(tmp_path: Path, texts: Callable[..., None]) -> None:
-    file = tmp_path / "messages.txt"
-    file.write_text("# Why.\n\n>>> parse_limits('')\ntwo\nlines\n\n# And why.\n>>> parse_limits('5/m')\n", "utf-8")
-    with pytest.raises(pytest.fail.Exception) as caught:
-        texts(file, ">>> ", message_of)
-    assert caught.value.__notes__ == [f"{file}:8: >>> parse_limits('5/m')"]
-
-
 CALL = re.compile(rf"(?<![\w.`@])(?:{'|'.join(PUBLIC)})(?:\.\w+)?\(")
 GIVEN = {**NAMES, "UTC": UTC, "app": print, "limiter": Limiter(), "store": MemoryStore(), "function": print}
 LEFT_OUT = {"RateLimitMiddleware(..., ": "RateLimitMiddleware(app, ", "RateLimit(..., ": 'RateLimit("5/minute", '}
