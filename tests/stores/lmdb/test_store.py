@@ -29,7 +29,7 @@ import pytest
 from slidegate import ConfigurationError, Decision, Limiter, Quota, StoreError, parse_limits
 from slidegate.core import Ban, Bucket, Concurrency, Reason, SharedRow, StoreTimeout, StoreUnavailable
 from slidegate.core.bans.rows import HEADER
-from slidegate.stores.lmdb import LmdbStore, counts, kept
+from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.counts import LEAD
 from slidegate.stores.lmdb.store import STEP
@@ -38,12 +38,12 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import RandomContract, StoreContract
 from ...contract.player import listed, settle
-from ...contract.programs import HOUR_US, MINUTE_US, SECOND_US
+from ...contract.programs import MINUTE_US, SECOND_US
 from ...contract.store_contract import CHECKS, bucket
 from ...hurry import PATIENCE_S, at_once, hurried
 from ...virtual_time import VirtualTime, turns
 from ..conftest import Opened
-from ..forked import actor, end, outcome
+from ..forked import actor, outcome
 from .processes import (
     SMALL,
     TwoProcesses,
@@ -180,16 +180,6 @@ async def test_in_a_full_file_keys_that_are_known_keep_their_limits(opened: Open
     assert "keys_shared" not in observer.kinds, "which would ask for a larger max_keys"
     ban = await limiter.ban("known:0", "1h")
     assert ban in [other async for other in limiter.bans()]
-
-
-def test_idle_keys_go_in_small_steps(opened: Opened) -> None:
-    clock = FakeClock()
-    store = opened(clock=clock)
-    fill(store, range(500), "5/minute")
-    clock.advance("61s")
-    for number in range(100):
-        fill(store, [10_000 + number], "5/minute")
-    assert keys_in(store) == 100
 
 
 def test_two_stores_of_a_process_share_one_environment_and_its_options(opened: Opened) -> None:
@@ -597,54 +587,6 @@ def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, is_da
         assert (len(b"".join(admitted)), {*codes}) == (20, {0})
 
 
-def ban_in_turn(path: Path, number: int, writing: int) -> None:
-    """Ban and unban a key after the other, and leave each second banned; say so after each."""
-    store = LmdbStore(path, max_bans=10**6)
-    for turn in itertools.count(1):
-        for lasting in (turn % 2 == 0, False):
-            key = f"user:{number}-{turn}-{lasting:d}"
-            store.bans.ban(key, HOUR_US, "by request", "ann")
-            if not lasting:
-                store.bans.unban(key, "ann")
-            os.write(writing, b"+" if lasting else b"-")
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("kills", [15, pytest.param(500, marks=pytest.mark.deep)])
-def test_over_kills_no_ban_that_was_acknowledged_is_lost_and_none_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
-) -> None:
-    monkeypatch.setattr(kept, "KEEP_EVERY_S", 0.0)
-    chance, acknowledged, actors = random.Random(kills), set[str](), dict[int, tuple[int, int]]()
-
-    def start() -> None:
-        number = max(actors, default=-1) + 1
-        actors[number] = actor(partial(ban_in_turn, tmp_path, number))
-
-    def kill(number: int) -> None:
-        pid, reading = actors.pop(number)
-        os.kill(pid, signal.SIGKILL)
-        said = outcome(pid, reading)[0].count(b"+")
-        acknowledged.update(f"user:{number}-{2 * turn}-1" for turn in range(1, said + 1))
-
-    for _ in range(4):
-        start()
-    while max(actors) < 3 + kills:
-        time.sleep(chance.expovariate(1 / 0.2))
-        start()
-        kill(chance.choice(sorted(actors)))
-    for number in [*actors]:
-        kill(number)
-    assert len(acknowledged) > kills / 2
-    for boot in ("another", "a third"):  # the machine starts again at once, and once more
-        monkeypatch.setattr(counts, "boot_id", lambda boot=boot: boot)
-        store: Any = LmdbStore(tmp_path, max_bans=10**6)
-        banned = {ban.key for ban in listed(store)}
-        store.close()
-        assert acknowledged <= banned
-        assert len(banned - acknowledged) <= 4 + kills, "at most one of each who was killed"
-
-
 @pytest.mark.all
 def test_on_a_full_disk_known_keys_keep_their_limits_and_nobody_is_killed(tmp_path: Path) -> None:
     code = f"from {__name__} import fill_a_disk; fill_a_disk(path)"
@@ -687,98 +629,29 @@ def test_processes_in_process_namespaces_of_their_own_count_together(tmp_path: P
         assert sum(int(said) for said in pool.map(lambda _: python(code, tmp_path, before=before), range(3))) == 400
 
 
-class Processes:
-    """Processes that hit one key together, after each some new ones of their own, and what happens to them."""
-
-    def __init__(self, path: Path, processes: int, chance: random.Random, amount: int = 300, new: int = 20) -> None:
-        self.path, self.chance, self.checks, self.new = path, chance, hits(amount, "user:all"), new
-        self.admitted, self.files = 0, 1
-        self.actors = [actor(self.act) for _ in range(processes)]
-
-    def act(self, writing: int) -> None:
-        own, store = random.Random(os.getpid()), None
-        while True:
-            with suppress(StoreError, ConfigurationError):
-                store = store or LmdbStore(self.path, max_map_size=1 << 26)
-                for _ in range(self.new):
-                    store.hit(hits(5, f"user:{own.getrandbits(64):x}"))
-                os.write(writing, b"+" if store.hit(self.checks) else b".")
-
-    def answered(self, pipe: int) -> bool:
-        """Read what a process has said; tell whether that was anything."""
-        os.set_blocking(pipe, False)
-        said = b""
-        with suppress(BlockingIOError):
-            while more := os.read(pipe, 1 << 16):
-                said += more
-        self.admitted += said.count(b"+")
-        return bool(said)
-
-    def fault(self, *faults: str) -> str:
-        """Let one of some things happen."""
-        number = self.chance.randrange(len(self.actors))
-        pid, pipe = self.actors[number]
-        what = self.chance.choice(faults)
-        if what == "kill":
-            end(pid)
-            self.answered(pipe)
-            os.close(pipe)
-            self.actors[number] = actor(self.act)
-        elif what == "stop":
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(self.chance.uniform(0.0, 0.2))
-            os.kill(pid, signal.SIGCONT)
-        else:
-            self.files += 1
-            with suppress(FileNotFoundError, ValueError):
-                if what == "head":
-                    overwrite_heads(counts_file(self.path))
-                else:
-                    (counts_file(self.path) if what == "counts" else self.path / what).unlink()
-        return what
-
-    def leave(self) -> list[int]:
-        """End all; return the exit codes of those who had ended by themselves."""
-        found = [(pid, os.waitpid(pid, os.WNOHANG)) for pid, _ in self.actors]
-        for pid, (ended, _) in found:
-            if not ended:
-                end(pid)
-        for _, pipe in self.actors:
-            self.answered(pipe)
-        return [os.waitstatus_to_exitcode(status) for _, (ended, status) in found if ended]
-
-
-@pytest.mark.all
-@pytest.mark.parametrize(
-    ("processes", "rounds", "seed"),
-    [(4, 12, 1), *(pytest.param(8, 60, seed, marks=pytest.mark.deep) for seed in range(4))],
-)
-def test_after_faults_every_process_answers_from_the_store(
-    tmp_path: Path, processes: int, rounds: int, seed: int
-) -> None:
-    crew, done = Processes(tmp_path, processes, random.Random(seed)), []
-    for _ in range(rounds):
-        time.sleep(crew.chance.uniform(0.02, 0.2))
-        done.append(crew.fault("kill", "kill", "stop", "stop", "gate", "users", "counts", "head"))
-        for _, pipe in crew.actors:
-            crew.answered(pipe)
-    last_s, silent = time.monotonic(), {pipe for _, pipe in crew.actors}
-    while silent and time.monotonic() < last_s + 30:
-        silent -= {pipe for pipe in silent if crew.answered(pipe)}
-        time.sleep(0.001)
-    assert crew.leave() == [], f"somebody ended by itself after {done}"  # SIGABRT is -6, SIGBUS is -7
-    assert not silent, done
-    # Whoever has not noticed yet that the path has another file counts in the old one, up to a second.
-    assert crew.admitted <= 300 * 2 * crew.files, done
-
-
 @pytest.mark.parametrize(("kills", "amount"), [(25, 5_000), pytest.param(400, 100_000, marks=pytest.mark.deep)])
 def test_killed_processes_never_let_more_in(tmp_path: Path, kills: int, amount: int) -> None:
-    crew = Processes(tmp_path, 4, random.Random(kills), amount, new=0)
+    chance, checks, admitted = random.Random(kills), hits(amount), 0
+
+    def act(writing: int) -> None:
+        store = LmdbStore(tmp_path)
+        while True:
+            os.write(writing, b"+" if store.hit(checks) else b".")
+
+    def kill(pid: int, reading: int) -> int:
+        """Kill a process; return how often it has said that it was let in."""
+        os.kill(pid, signal.SIGKILL)
+        said, code = outcome(pid, reading)
+        assert code == -signal.SIGKILL
+        return said.count(b"+")
+
+    actors = [actor(act) for _ in range(4)]
     for _ in range(kills):
-        time.sleep(crew.chance.uniform(0.001, 0.03))
-        crew.fault("kill")
-    assert crew.leave() == []
-    counted = amount - LmdbStore(tmp_path).peek(crew.checks).remaining  # type: ignore[union-attr]
+        time.sleep(chance.uniform(0.001, 0.03))
+        number = chance.randrange(len(actors))
+        admitted += kill(*actors[number])
+        actors[number] = actor(act)
+    admitted += sum(kill(*one) for one in actors)
+    counted = amount - LmdbStore(tmp_path).peek(checks).remaining  # type: ignore[union-attr]
     # Who was killed between its transaction and its word was counted, and let nobody in.
-    assert crew.admitted <= counted <= crew.admitted + kills + 4
+    assert admitted <= counted <= admitted + kills + 4
