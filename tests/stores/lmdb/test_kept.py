@@ -645,27 +645,6 @@ def test_what_comes_last_is_copied_though_nothing_follows(machine: Machine) -> N
         until(lambda: not unkept(store), "it is copied")
 
 
-def test_more_than_is_copied_at_once_is_copied_in_parts_also_after_a_reset(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept, "MOST", 3)
-    store = machine.store()
-    keys = [f"user:{number}" for number in range(10)]
-    for asked in range(2):
-        for key in keys[asked:]:
-            store.hit(((PLAN, key, 2),))
-        if not asked:
-            store._env.kept.keep(60)
-            with monkeypatch.context() as patched:
-                patched.setattr(Kept, "_write", full_disk)  # so that it is copied with what comes after it
-                with pytest.raises(StoreUnavailable, match="the change is in force"):
-                    store.reset_all()
-            store.hit(((PLAN, "user:3", 1),))
-    store = machine.restart("2")
-    left = [store.hit(((PLAN, key, 0),)).remaining for key in keys]
-    assert left == [60, 58, 58, 57, 58, 58, 58, 58, 58, 58]
-
-
 # -- quotas ------------------------------------------------------------------------------------------------------------
 
 
