@@ -17,9 +17,8 @@ import trio
 from trio.testing import MockClock
 
 from slidegate import Decision, Limiter, Quota, parse_limits
-from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, StoreUnavailable
 from slidegate.stores import leases
-from slidegate.stores.leases import HeldPermits
 from slidegate.stores.redis import batch
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
@@ -337,32 +336,6 @@ def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Opened, clock:
     assert used[-1] < 1.5 * used[0]
 
 
-def test_a_full_file_hands_permits_back_and_takes_them_again_and_stats_leave_it_alone(
-    in_file: Opened, observer: RecordingObserver
-) -> None:
-    store = in_file(max_map_size=2**20)
-    held = [take_now(store), take_now(store)]
-    hour, number = Bucket("hour", parse_limits("1000/hour")), 0
-    while "map_full" not in observer.kinds:
-        store.hit(((hour, f"user:{number}", 1),))
-        number += 1
-        assert number < 20_000
-    with pytest.raises(StoreUnavailable, match="no room"):
-        store.shared_rows.write(b"ann00000", SharedRow("5s", 0, bytes(4_097), 60_000_000))
-    store.shared_rows.write(b"ann00000", SharedRow("limits", 0, b"off", 60_000_000))
-    change = [(0, b"ann00000", b"off")]
-    assert store.shared_rows.read("limits", 0, 0) == change, "an operator's change has room"
-    assert store.hit(((hour, "user:0", 1),)).allowed
-    taken: list[Decision] = []
-    with pytest.raises(StoreUnavailable, match="full") as failed:  # which the failure policy answers
-        taken.extend(take_now(store, f"other:{number}") for number in range(50_000))
-    assert failed.value.concerns == "request"
-    store.renew_permits()
-    assert [store.refund(decision.begin_refund()) for decision in (*held, *taken)] == [True] * (2 + len(taken))
-    assert store.permits_held() == 0
-    assert (take_now(store)).allowed
-
-
 @IN_REDIS
 async def test_a_foreign_value_stops_no_renewal_of_others(
     hire: Opened, clock: FakeClock, servers: Sequence[RedisServer]
@@ -414,19 +387,6 @@ async def test_thousands_of_permits_are_renewed_in_a_few_calls(
     await renewing
     assert (await take(other, bucket=many)).remaining == 699, "what was handed back meanwhile is not put back"
     assert observer.events == []
-
-
-def test_a_row_without_permits_is_renewed_once_more() -> None:
-    held = HeldPermits(LEASE_US, lambda: None)
-    decision = Decision(True, Reason.OK, 0, ((TWO, "ann", 2),), [(2, 0, 0, 0)], None)
-    held.hold(decision, lambda bucket, key: "row")
-    assert (held.rows(), held.units("row"), held.count()) == (["row"], 2, 2)
-    assert decision.begin_refund(units=1)
-    assert (held.units("row"), held.count()) == (1, 1)
-    del decision
-    assert (held.rows(), held.count()) == (["row"], 0)
-    assert (held.units("row"), held.rows()) == (0, ["row"]), "who only looks at it writes nothing"
-    assert (held.units_to_write("row"), held.rows()) == (0, [])
 
 
 AMOUNT = 3

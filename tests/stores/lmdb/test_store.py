@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import signal
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -51,7 +50,6 @@ from .processes import (
     files_open_in,
     gate_held,
     in_a_namespace,
-    in_another_process,
     keys_in,
     on_a_disk,
     overwrite_heads,
@@ -274,36 +272,6 @@ async def test_whoever_waits_longer_than_its_own_limiter_lets_it_is_given_up_and
         assert sorted(decision.remaining for decision in await asyncio.gather(*waiting)) == [3, 4]
 
 
-def test_a_child_uses_stores_that_threads_of_its_parent_were_using(store: Any, tmp_path: Path) -> None:
-    limited, begin, ended = bucket("100000/hour"), threading.Barrier(5), threading.Event()
-
-    def often(work: Callable[[], int]) -> int:
-        done = work()
-        begin.wait(PATIENCE_S)
-        while not ended.is_set():
-            done += work()
-        return done
-
-    def hit() -> int:
-        return sum(fill(store, [1] * 10, "100000/hour"))
-
-    def open_and_close() -> int:
-        for number in range(5):
-            LmdbStore(tmp_path / str(number), **SMALL).close()
-        return 0
-
-    with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(often, work) for work in (hit, hit, hit, open_and_close)]
-        begin.wait(PATIENCE_S)
-        try:
-            for _ in range(15):
-                in_another_process(store, lambda own: own.hit(((limited, "user:1", 1),)))
-        finally:
-            ended.set()
-        hits = sum(each.result() for each in running)
-    assert store.peek(((limited, f"user:{1:>054}", 0),)).remaining == 100_000 - hits
-
-
 async def test_closing_tells_all_who_wait(opened: Opened) -> None:
     store = opened()
     await waited(store)
@@ -316,21 +284,24 @@ async def test_closing_tells_all_who_wait(opened: Opened) -> None:
     assert (await waited(opened())).remaining == 3, "they have charged nothing"
 
 
-def stuff(store: Any, stuffing: str, ban_us: int | None) -> list[int]:
-    """Write bans, windows or statistics until over fifty had no room; return the numbers of those that had."""
+HELD = Bucket("held", (Concurrency(2),))
+
+
+def stuff(store: Any, stuffing: str, ban_us: int | None) -> dict[int, Any]:
+    """Write bans, windows, permits or statistics until over fifty had no room; return those that had, by number."""
     grows: dict[str, Callable[[int], object]] = {
         "bans": lambda number: store.bans.ban(f"user:{number}", ban_us, "x" * 256, "ann"),
         "windows": lambda number: fill(
             store, [number % 100], f"{1000 + number // 100}/minute @{64 + number // 100 % 64}"
         ),
+        "permits": lambda number: store.hit(((HELD, f"user:{number}", 1),)),
         "stats": lambda number: store.shared_rows.write(b"ann00000", SharedRow("5s", number, b"x" * 256, MINUTE_US)),
     }
-    made, failed = list[int](), 0
+    made, failed = dict[int, Any](), 0
     store.bans._batcher.command = store.bans._batcher.run  # which waits for no disk
     for number in range(40_000):
         try:
-            grows[stuffing](number)
-            made.append(number)
+            made[number] = grows[stuffing](number)
         except StoreUnavailable as error:
             failed += error.concerns == "request"
             if failed > 50:
@@ -384,14 +355,22 @@ def test_of_what_a_full_file_keeps_windows_of_known_keys_and_bans_take_a_half(op
     assert LEAD // 2 == 2 << 20, "of a large file"
 
 
-@pytest.mark.parametrize("stuffing", ["bans", "windows"])
+@pytest.mark.parametrize("stuffing", ["bans", "windows", "permits"])
 def test_from_a_full_file_whatever_operators_and_requests_give_back_can_be_taken(opened: Opened, stuffing: str) -> None:
     store = opened(max_map_size=1 << 20, clock=FakeClock(10**12), max_bans=10**6)
-    held = store.hit(((Bucket("held", (Concurrency(2),)), "ann", 1), CHECKS[0]))
+    held = store.hit(((HELD, "ann", 1), CHECKS[0]))
     store.bans.ban("198.51.100.0/24", None, "", "ann")
     store.shared_rows.write(b"ann00000", SharedRow("changed", 0, b"x" * 200, MINUTE_US))
     made = stuff(store, stuffing, None)
+    if stuffing == "permits":
+        with pytest.raises(StoreUnavailable, match="no room"):
+            store.shared_rows.write(b"ann00000", SharedRow("5s", 0, bytes(4_097), MINUTE_US))
+        store.shared_rows.write(b"ann00000", SharedRow("limits", 0, b"off", MINUTE_US))
+        assert len(store.shared_rows.read("limits", 0, 0)) == 1, "an operator's change has room"
+        store.renew_permits()
+        assert all(store.refund(decision.begin_refund()) for decision in made.values())
     assert store.refund(held.begin_refund())
+    assert store.permits_held() == 0
     store.shared_rows.write(b"ann00000", SharedRow("changed", 0, b"", 0))
     assert store.shared_rows.read("changed", 0, 0) == []
     assert store.bans.unban("198.51.100.0/24", "ann")

@@ -21,7 +21,7 @@ import pytest
 from slidegate import BanPolicy, Limit, Limiter, MemoryStore, Quota, RateLimitMiddleware, client_ip, parse_limits
 from slidegate.core import AnyLimit, Bucket, Concurrency, Reason, parse_address
 from slidegate.core.addresses import format_network
-from slidegate.stores.memory.shard import Table, cell_of
+from slidegate.stores.memory.shard import cell_of
 from slidegate.stores.system_clock import SYSTEM
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -213,45 +213,6 @@ def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> Non
     assert store.key_count() == 1
 
 
-def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) -> None:
-    clock = FakeClock()
-    store, limited = MemoryStore(clock=clock), bucket("64/hour")
-    keys = [f"client-{rng.random()}" for _ in range(1_000)]
-
-    def held() -> int:
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-
-    def spend() -> int:
-        for key in keys:
-            for _ in range(10):
-                clock.advance(us=1)
-                store.hit(((limited, key, 1),))
-        return held()
-
-    tracemalloc.start()
-    try:
-        questions = [((limited, key, 1),) for key in keys]
-        for checks in questions:
-            store.hit(checks)
-        store.reset_all()
-        before = held()
-        spent = spend() - before
-        store.reset_all()
-        assert held() - before < spent / 10
-        assert spend() - before > spent / 2
-        other = Bucket("other", limited.limits)
-        for _ in range(200):
-            clock.advance(us=HOUR_US)
-            store.hit(((other, "bob", 1),))
-        assert held() - before < spent / 10
-    finally:
-        tracemalloc.stop()
-    assert store.key_count() < 9, "its table is gone"
-    assert [store.hit(checks).remaining for checks in questions] == [63] * len(questions)
-    assert {store.hit(((limited, key, 1),)).remaining for key in keys} == {62}
-
-
 # -- short scenes; random programs seldom come to where they lead ------------------------------------------------------
 
 
@@ -311,18 +272,6 @@ def test_who_is_interrupted_while_it_waits_leaves_all_locks_free(store: MemorySt
         assert raised.value.__context__ is None
         assert other.submit(store.hit, checks).result(PATIENCE_S)
     signal.signal(signal.SIGINT, before)
-
-
-def test_a_rule_that_is_idle_and_used_again_leaves_no_tables_behind(rng: random.Random) -> None:
-    clock = FakeClock()
-    store, busy, rare = MemoryStore(clock=clock), bucket("5/10s", "busy"), bucket("5/minute", "rare")
-    for chance in [*[0.05] * 5_000, *[1] * 100]:
-        store.hit(((busy, "ann", 1),))
-        if rng.random() < chance:
-            store.hit(((rare, "ann", 1),))
-        clock.advance("10s")
-    tables = [thing for thing in gc.get_objects() if isinstance(thing, Table) and thing.capacity is store._capacity]
-    assert len(tables) == sum(map(len, store._tables.values()))
 
 
 # -- debts and refusals that count: bounds, and memory -----------------------------------------------------------------
