@@ -20,7 +20,7 @@ CLIENT = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=
 
 
 @contextmanager
-def serving(module: str, *words: object, **variables: str) -> Iterator[str]:
+def serving(module: str, *words: object, patience_s: float = PATIENCE_S / 2, **variables: str) -> Iterator[str]:
     """Run a module that prints its port and serves there; yield its address, and end its workers in order."""
     command = [sys.executable, "-m", module, *map(str, words)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ | variables) as process:
@@ -29,7 +29,7 @@ def serving(module: str, *words: object, **variables: str) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                assert process.wait(PATIENCE_S / 2) in {0, -signal.SIGTERM}
+                assert process.wait(patience_s) in {0, -signal.SIGTERM}
             finally:
                 process.kill()
 

@@ -17,19 +17,19 @@ import platform
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from ..redis_servers import REDIS, RedisServer
 from ..stores.redis.stores import eventually
-from .checks import PROMISES, Answer, Sample, broken_bounds, grown, leaked, lost_bans
+from ..workers import serving
+from .checks import Answer, Sample, broken_bounds, grown, leaked, lost_bans
 
 # -- workers, which a supervisor of uvicorn starts and replaces --------------------------------------------------------
 
@@ -37,39 +37,27 @@ from .checks import PROMISES, Answer, Sample, broken_bounds, grown, leaked, lost
 PATIENCE_S: Final = 90.0
 """A supervisor asks a worker whether it is well, and waits a minute for one that is killed just then: it starts none
 meanwhile, nor does it end."""
-ROOT: Final = Path(__file__).parents[2]
 FAILURE: Final = re.compile(r"^Traceback.*?\n(\S.*?)$|^Fatal Python error.*?$", re.MULTILINE | re.DOTALL)
 
 
 class Fleet:
-    """Workers on one socket of the loopback interface.
+    """Workers on one socket of the loopback interface, by what they write into two files.
 
     Args:
-        store: The address of the store that they share.
         count: How many work at a time; the first is never killed, so that a slow leak has the whole time to show.
-        directory: For what they write.
+        directory: Where the files are.
     """
 
-    def __init__(self, store: str, count: int, directory: Path) -> None:
+    def __init__(self, count: int, directory: Path) -> None:
         self.count, self._killed = count, set[int]()
-        self._log, self._samples = directory / "log", directory / "samples"
-        self._samples.touch()
-        command = [sys.executable, "-m", "tests.soak.worker", store, str(count)]
-        environment = {**os.environ, "SAMPLES": str(self._samples), "PYTHONFAULTHANDLER": "1"}
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log)
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        with self._process:
-            self._process.kill()  # workers see that they are orphans
+        self.log, self.samples = directory / "log", directory / "samples"
+        self.samples.touch()
 
     @property
     def lives(self) -> dict[int, list[Sample]]:
         """What each worker has said about itself, by its process, in the order in which they began."""
         lives = defaultdict[int, list[Sample]](list)
-        for line in self._samples.read_text("ascii").splitlines():
+        for line in self.samples.read_text("ascii").splitlines():
             pid, *about = json.loads(line)
             lives[pid].append(Sample(*about))
         return lives
@@ -83,16 +71,11 @@ class Fleet:
             self._killed.add(pid := chance.choice(others))
             os.kill(pid, signal.SIGKILL)
 
-    def stop(self) -> list[str]:
-        """Ask all workers to end; return a sentence for each that ended otherwise or before, and for each error."""
+    def failures(self) -> list[str]:
+        """Return a sentence for each worker that ended by itself, and for each error."""
         ended = len(self.running) - self.count
         found = [f"end: {ended} workers ended by themselves"] if ended > 0 else []
-        self._process.terminate()
-        try:
-            self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            found.append(f"end: workers did not end within {PATIENCE_S:g} s")
-        errors = FAILURE.finditer(self._log.read_text("utf-8", "replace"))
+        errors = FAILURE.finditer(self.log.read_text("utf-8", "replace"))
         return [*found, *(f"error in a worker: {error[1] or error[0]}" for error in errors)]
 
 
@@ -194,16 +177,20 @@ async def soak(store: str, seconds: float, workers: int, seed: int) -> tuple[lis
         if store == "redis":
             server = stack.enter_context(RedisServer("--appendonly", "yes", "--appendfsync", "everysec"))
         url = server.url if server else f"lmdb://{directory / 'store'}"
-        fleet = stack.enter_context(closing(Fleet(url, workers, directory)))
+        fleet = Fleet(workers, directory)
+        files = {"SAMPLES": str(fleet.samples), "LOG": str(fleet.log), "PYTHONFAULTHANDLER": "1"}
+        serves = stack.enter_context(ExitStack())
+        address = serves.enter_context(serving("tests.soak.worker", url, workers, patience_s=PATIENCE_S, **files))
         await eventually(lambda: len(fleet.lives) == workers, START_S)
-        visitors = Visitors(fleet.port, chance)
+        visitors = Visitors(int(address.rpartition(":")[2]), chance)
         sending = asyncio.create_task(visitors.send(CLIENTS, GREEDY))
         faults = await _disturb(fleet, server, chance, time.monotonic() + seconds)
         with suppress(TimeoutError):  # slow workers need longer for the load that the verdict asks for
             await eventually(lambda: not _unseen(visitors.answers), LOAD_S)
         visitors.stopped = True
         await sending
-        left = [*await _at_rest(fleet), *fleet.stop()]
+        left = await _at_rest(fleet)
+        serves.close()
         broken, seen = _judge(visitors, fleet, faults, LAGS_S[store])
     return [*left, *broken], seen
 
@@ -248,7 +235,7 @@ async def _at_rest(fleet: Fleet) -> list[str]:
 def _judge(visitors: Visitors, fleet: Fleet, faults: Counter[str], lag_s: float) -> tuple[list[str], list[str]]:
     answers = visitors.answers
     statuses = Counter(answer.status for answer in answers)
-    broken = [*broken_bounds(answers, PROMISES), *lost_bans(answers, lag_s)]
+    broken = [*fleet.failures(), *broken_bounds(answers), *lost_bans(answers, lag_s)]
     broken += [f"status: {statuses[one]} answers with {one}" for one in statuses if one not in EXPECTED]
     if visitors.hung:
         broken.append(f"hang: {visitors.hung} requests had no answer")

@@ -68,11 +68,11 @@ class Sample(NamedTuple):
     files: int
 
 
-def broken_bounds(answers: Iterable[Answer], promises: Sequence[Promise]) -> list[str]:
+def broken_bounds(answers: Iterable[Answer]) -> list[str]:
     """Find windows that held more than their limit."""
     spans: dict[tuple[Promise, str], list[tuple[float, float]]] = defaultdict(list)
     for answer in answers:
-        for promise in promises:
+        for promise in PROMISES:
             # The rule of /maybe counts what is answered with 200; those that apply to every path count all.
             if promise.shared and answer.admitted:
                 spans[promise, "everybody"].append((answer.sent_s, answer.received_s))

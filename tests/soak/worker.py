@@ -1,7 +1,8 @@
 """Workers of a soak: an application behind the middleware.
 
 ``python -m tests.soak.worker STORE WORKERS`` takes the address of the store and the number of workers, and prints the
-port. Each writes a line about itself twice a second to the file $SAMPLES, and ends with the process that started it.
+port. Each writes a line about itself twice a second to the file $SAMPLES, what fails to $LOG, and ends with the process
+that started it.
 """
 
 import asyncio
@@ -90,4 +91,6 @@ def make() -> Starlette:
 
 
 if __name__ == "__main__":
+    with open(os.environ["LOG"], "wb") as log:
+        os.dup2(log.fileno(), 2)
     serve(f"{__spec__.name}:make")

@@ -17,8 +17,9 @@ import trio
 from trio.testing import MockClock
 
 from slidegate import Decision, Limiter, Quota, parse_limits
-from slidegate.core import Bucket, Concurrency, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
 from slidegate.stores import leases
+from slidegate.stores.leases import HeldPermits
 from slidegate.stores.redis import batch
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
@@ -387,6 +388,15 @@ async def test_thousands_of_permits_are_renewed_in_a_few_calls(
     await renewing
     assert (await take(other, bucket=many)).remaining == 699, "what was handed back meanwhile is not put back"
     assert observer.events == []
+
+
+def test_a_row_without_permits_is_renewed_once_more() -> None:
+    held = HeldPermits(LEASE_US, lambda: None)
+    decision = Decision(True, Reason.OK, 0, ((TWO, "ann", 2),), [(2, 0, 0, 0)], None)
+    held.hold(decision, lambda bucket, key: "row")
+    assert decision.begin_refund()
+    assert (held.units("row"), held.rows()) == (0, ["row"]), "who only looks at it writes nothing"
+    assert (held.units_to_write("row"), held.rows()) == (0, [])
 
 
 AMOUNT = 3
