@@ -35,17 +35,6 @@ async def test_a_full_store_refunds_no_expired_charge(clock: FakeClock) -> None:
     assert await limiter.hit("bob", "1/minute")
 
 
-async def test_a_full_store_keeps_the_expired_windows_of_a_question(clock: FakeClock) -> None:
-    store = DictStore(clock=clock, most=2)
-    limiter = Limiter(store)
-    (first,) = (await limiter.hit("ann", "1/minute", rule="first")).checks
-    await limiter.hit("ann", "1/minute", rule="second")
-    (third,) = (await limiter.peek("ann", "1/minute", rule="third")).checks
-    clock.advance("2m")
-    assert store.hit((first, third))
-    assert not store.hit((third,))
-
-
 def test_the_command_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     examples.own_store.__main__.main()
     assert capsys.readouterr().out.splitlines() == [

@@ -177,23 +177,6 @@ async def test_a_ban_is_in_force_for_every_question_or_for_none_also_where_unix_
             assert [each[view] for each in seen] == [seen[0]["listed"]] * len(seen), (view, done)
 
 
-@ALL
-async def test_networks_that_make_room_for_another_are_banned_no_more_where_unix_time_is_set_back(
-    opened: Opened,
-) -> None:
-    clock, wall = FakeClock(10**15), FakeClock(10**15)
-    store, networks = opened(clock=clock, wall_clock=wall), [f"10.0.{number}.0/24" for number in range(200)]
-    for network in networks:
-        await settle(store.bans.ban(network, SECOND_US, "why", "me"))
-    wall.advance("2s")
-    await settle(store.bans.ban("192.0.2.0/24", None, "why", "me"))
-    wall.set(10**15)
-    listed = {ban.key for ban in await active(store)}
-    for network in [*networks, "192.0.2.0/24"]:
-        found = await settle(store.bans.find([parse_address(network.partition("/")[0])]))
-        assert (found is not None) == (network in listed), network
-
-
 @HERE
 async def test_strikes_that_have_left_hold_no_room_for_those_of_other_policies(opened: Opened) -> None:
     clock, observer = FakeClock(10**15), RecordingObserver()

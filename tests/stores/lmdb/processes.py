@@ -3,7 +3,6 @@
 import fcntl
 import itertools
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -73,13 +72,6 @@ def mounted(mount: str) -> tuple[str, ...]:
     if subprocess.run([*apart, "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     return (*apart, "sh", "-c", f'{mount} && exec "$@"', "sh")
-
-
-def on_a_disk(path: Path, mib: int) -> tuple[str, ...]:
-    """Return how a command begins that sees a disk of its own at `path / "disk"`."""
-    image, disk = shlex.quote(str(path / "image")), shlex.quote(str(path / "disk"))
-    (path / "disk").mkdir()
-    return mounted(f"truncate -s {mib}M {image} && mkfs.ext4 -q -F {image} && mount -o loop {image} {disk}")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from slidegate import ConfigurationError, Decision, Limiter, Quota, StoreError, parse_limits
+from slidegate import ConfigurationError, Decision, Limiter, Quota, parse_limits
 from slidegate.core import Ban, Bucket, Concurrency, Reason, SharedRow, StoreTimeout, StoreUnavailable
 from slidegate.core.bans.rows import HEADER
 from slidegate.stores.lmdb import LmdbStore
@@ -51,7 +51,6 @@ from .processes import (
     gate_held,
     in_a_namespace,
     keys_in,
-    on_a_disk,
     overwrite_heads,
     python,
 )
@@ -566,35 +565,6 @@ def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, is_da
         os.close(go)
         admitted, codes = zip(*[outcome(*one) for one in actors], strict=True)
         assert (len(b"".join(admitted)), {*codes}) == (20, {0})
-
-
-@pytest.mark.all
-def test_on_a_full_disk_known_keys_keep_their_limits_and_nobody_is_killed(tmp_path: Path) -> None:
-    code = f"from {__name__} import fill_a_disk; fill_a_disk(path)"
-    python(code, tmp_path / "disk", before=on_a_disk(tmp_path, mib=32))
-
-
-def fill_a_disk(path: str) -> None:
-    """Fill a small disk with something else, while new keys come."""
-    observer, ballast = RecordingObserver(), Path(path, "ballast")
-    store = LmdbStore(os.path.join(path, "lmdb"), max_keys=10**6, max_map_size=16 << 20)
-    limiter = Limiter(store, on_error="deny", observers=[observer], deadline="60s").sync
-    passed, quota = 0, Quota("60/year")  # each unit has to be kept
-    limiter.hit("plan", quota)
-    with suppress(OSError), ballast.open("ab", 0) as file:
-        while True:
-            file.write(bytes(4_096))
-    for turn in range(20):
-        passed += sum(limiter.hit(f"known:{key:>050}", "15/hour").allowed for key in range(60))
-        assert all(limiter.hit(f"new:{turn}-{number:>050}", "5/hour").allowed for number in range(1_000))
-    assert passed == 60 * 15
-    assert keys_in(store) == 1 + 60 + 20_000, "each has a window of its own"
-    assert [limiter.hit("plan", quota).reason for _ in range(60)] == [Reason.OK] * 59 + [Reason.LIMITED]
-    with pytest.raises(StoreError):  # what cannot be kept is not acknowledged
-        limiter.ban("user:eve", "1h", reason="x" * 8_192)
-    assert {*observer.kinds} == {"map_full", "banned"}, "all others are answered"
-    ballast.unlink()
-    assert limiter.ban("user:eve", "1h")
 
 
 @pytest.mark.all
