@@ -62,6 +62,7 @@ async def test_exported_bans_are_imported_as_they_are(name: str, further: dict[s
 NOW_US = 1_900_000_000_000_000
 SCANNERS = BanPolicy(after="2/hour", duration="1h", factor=4, longest="7d", name="scanners")
 QUOTA = Quota("3/month")
+HAND = "198.51.100.0/24"
 
 # As the first version has written them: these lines are never changed.
 ROWS = {
@@ -93,14 +94,36 @@ async def assert_known(limiter: Limiter, clock: FakeClock) -> None:
     assert second.level == 2
 
 
+def with_fields(further: dict[str, Any], name: str, stored: bytes) -> bytes:
+    """Return a row as a later version writes it."""
+    if b"{" in stored:
+        return stored[:8] + json.dumps(json.loads(stored[8:]) | further).encode()
+    if name.startswith("s:") and further:  # a level, which has no names
+        return stored + json.dumps(further).encode()
+    return stored
+
+
 @needs_redis
-async def test_what_the_first_version_has_written_is_read(server: RedisServer) -> None:
+@pytest.mark.parametrize("further", [{}, *FURTHER])
+async def test_what_the_first_version_has_written_is_read_and_what_a_later_one_adds_is_left_there(
+    further: dict[str, Any], server: RedisServer
+) -> None:
     prefix, clock = fresh_prefix(), FakeClock(NOW_US)
-    for name, fields in ROWS.items():
-        for field, value in fields.items():
-            server.command("HSET", f"{{{prefix}}}:{name}", field, value)
     async with Limiter(store_of(server, prefix=prefix, readable=True, clock=clock)) as limiter:
+        await limiter.ban(HAND, "1h", reason="a reason", by="ann")
+    networks = f"{{{prefix}}}:bans:networks"
+    rows = {(networks, HAND.encode()): server.command("HGET", networks, HAND)}
+    rows |= {(f"{{{prefix}}}:{name}", field): row for name, fields in ROWS.items() for field, row in fields.items()}
+    for place, row in rows.items():
+        rows[place] = with_fields(further, place[0].partition(":")[2], row)
+        server.command("HSET", *place, rows[place])
+    async with Limiter(store_of(server, prefix=prefix, readable=True, clock=clock), on_error="deny") as limiter:
+        for key in ("user:eve", "198.51.100.7"):
+            assert (await limiter.hit(key, "9/hour")).reason == "banned", key
+        assert [ban.key async for ban in limiter.bans()] == [HAND]
+        assert [server.command("HGET", *place) for place in rows] == [*rows.values()]
         await assert_known(limiter, clock)
+        assert await limiter.unban("user:bob")
 
 
 @needs_redis
@@ -114,50 +137,6 @@ async def test_another_layout_begins_only_windows_anew(server: RedisServer, monk
     async with Limiter(store_of(server, prefix=prefix, readable=True, clock=clock)) as limiter:
         await assert_known(limiter, clock)
         assert (await limiter.peek("user:kim", "9/hour", 0)).remaining == 9
-
-
-# -- rows of a later version, which has further fields -----------------------------------------------------------------
-
-
-HAND = "198.51.100.0/24"
-
-
-@needs_redis
-@pytest.mark.parametrize("further", FURTHER)
-async def test_what_a_later_version_adds_to_rows_in_redis_is_left_there(
-    further: dict[str, Any], server: RedisServer
-) -> None:
-    prefix, clock = fresh_prefix(), FakeClock(NOW_US)
-
-    def add_further(name: str, field: bytes) -> Callable[[], bytes]:
-        """Add fields to a row, and return what it is later."""
-        stored = server.command("HGET", f"{{{prefix}}}:{name}", field)
-        if name.startswith("s:"):  # a level, which has no names
-            stored += json.dumps(further).encode()
-        else:
-            stored = stored[:8] + json.dumps(json.loads(stored[8:]) | further).encode()
-        server.command("HSET", f"{{{prefix}}}:{name}", field, stored)
-        return lambda: server.command("HGET", f"{{{prefix}}}:{name}", field) == stored
-
-    async with Limiter(store_of(server, prefix=prefix, readable=True, clock=clock)) as limiter:
-        for key in ("user:eve", HAND):
-            await limiter.ban(key, "1h", reason="a reason", by="ann")
-        await limiter.store.bans.strike(SCANNERS, "user:bob", 2, "")
-        kept = [add_further("w:user:eve", b"b"), add_further("bans:networks", HAND.encode())]
-        add_further("w:user:bob", b"b")
-        (level,) = server.command("HKEYS", f"{{{prefix}}}:s:user:bob")
-        add_further("s:user:bob", level)
-    async with Limiter(store_of(server, prefix=prefix, readable=True, clock=clock), on_error="deny") as limiter:
-        for key in ("user:eve", "user:bob", "198.51.100.7"):
-            assert (await limiter.hit(key, "9/hour")).reason == "banned", key
-        assert await limiter.banned("user:eve") == ("user:eve", "a reason", "ann", 0, NOW_US, NOW_US + HOUR_US)
-        assert {ban.key async for ban in limiter.bans()} == {"user:eve", "user:bob", HAND}
-        assert all(is_as_it_was() for is_as_it_was in kept)
-        clock.advance("90m")
-        second = await limiter.store.bans.strike(SCANNERS, "user:bob", 2, "")
-        assert second is not None
-        assert second.level == 2
-        assert await limiter.unban("user:bob")
 
 
 # -- quotas outlive those who made them, and go by the right clock -----------------------------------------------------
