@@ -1,8 +1,7 @@
 """Random programs of questions, times and changes of rules; `player` plays them to a store."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
@@ -233,35 +232,69 @@ def programs() -> st.SearchStrategy[Program]:
     return drawn(200, 800).map(program)
 
 
-def _move(word: str, *given: str) -> Move:
-    """Return a move of ``known.txt``: a word and numbers, or keys."""
-    match word:
-        case "ask" | "patient" | "look" | "charge":
-            question = ((0, given[1] if given[1:] else "ann", int(given[0])),)
-            asks: dict[str, Callable[..., Move]] = {"look": Look, "charge": Debt}
-            return asks[word](question) if word in asks else Ask(question, patient=word == "patient")
-        case "reset":
-            return Reset(*given)
-        case "amount":
-            return Change(0, 0, int(given[0]))
-    moves: dict[str, Callable[..., Move]] = {"align": Align, "refund": Refund, "step": Step}
-    if word not in moves:
-        others = "ask, patient, look, charge, reset, amount"
-        raise LookupError(f"known.txt: expected a move of {others}, {', '.join(moves)}, not {word!r}")
-    return moves[word](*map(int, given))
+def _ask(*costs: int, key: str = "ann") -> list[Move]:
+    return [Ask(((0, key, cost),), patient=False) for cost in costs]
 
 
-def _known() -> Iterator[tuple[str, Program]]:
-    """Read ``known.txt``; "3x ask 1" are three moves."""
-    for text in Path(__file__).with_name("known.txt").read_text("utf-8").split("\n\n")[1:]:
-        name, limit, *lines = map(str.strip, text.splitlines())
-        moves = list[Move]()
-        for move in " ".join(lines).split(", "):
-            times, _, words = move.rpartition("x ")
-            moves += [_move(*words.split())] * int(times or 1)
-        rule = parse_limits(Quota(limit.removeprefix("quota ")) if limit.startswith("quota ") else limit)
-        yield name, Program(YEAR_2100_US, (rule,), (False,), moves)
+def _of(cost: int) -> Question:
+    return ((0, "ann", cost),)
 
 
-KNOWN: Final = dict(_known())
+def _known(limit: str | Quota, *moves: Move | list[Move]) -> Program:
+    played = [move for each in moves for move in (each if isinstance(each, list) else [each])]
+    return Program(YEAR_2100_US, (parse_limits(limit),), (False,), played)
+
+
+def _of_refusals(amount: int) -> Program:
+    """Return a program of a full window, whose refusals are known."""
+    more, less, one = Change(0, 0, amount + 2), Change(0, 0, amount), _ask(1)
+    full = _ask(*[1] * (amount - 1), 2, 2, 1, 1, 1)
+    changes = [*full, Refund(2), *_ask(1, 1, 1), more, *one, less, *_ask(1, 1), more, *_ask(1, 1), Reset("ann"), *one]
+    return _known(f"{amount}/day @9", changes)
+
+
+def _of_a_reset(before: int, after: int, left_us: int) -> Program:
+    """Return a program in which a reset finds the last unit after the amount has changed, and not after its end."""
+    finds = [Align(3_333_334, 0), *_ask(0), Change(0, 0, after), *_ask(1), Step(left_us - 1), Reset("ann")]
+    return _known(f"{before}/10s @3", finds, _ask(1), Step(left_us), Reset("ann"))
+
+
+KNOWN: Final = {
+    "quotas: a charge of the period before is not refunded": _known(
+        Quota("9/day"), _ask(2), Step(DAY_US), _ask(3), Refund(1), _ask(1)
+    ),
+    "quotas: a clock that is set back goes on counting in the newer period": _known(
+        Quota("2/day"), Align(DAY_US, SECOND_US), _ask(1), Step(-10 * SECOND_US), _ask(1), Ask(_of(1), patient=True)
+    ),
+    "a charge after a reset is refunded also under a changed amount": _known(
+        "1/10s @2",
+        *(_ask(1, key="bob"), Change(0, 0, 100), _ask(1), Step(SECOND_US), Reset("ann")),
+        *(_ask(2, 1), Refund(1), _ask(1)),
+    ),
+    "a look before the clock steps back changes no refund": _known(
+        "1/10s", Look(_of(1)), Step(-10 * SECOND_US), _ask(1), Refund(0)
+    ),
+    "a refusal from before a step back of the clock is not repeated": _known(
+        "1/10s", _ask(1, 1), Step(-1), Step(1), _ask(1)
+    ),
+    "a reset finds the last unit after the amount 1 has become 100": _of_a_reset(1, 100, 13_333_336),
+    "a reset finds the last unit after the amount 100 has become 1": _of_a_reset(100, 1, 10_000_000),
+    "a refund takes what is left of a charge after a reset": _known(
+        "100/minute @10", Align(6_000_000, 0), _ask(3), Reset("ann"), _ask(2), Refund(1), _ask(1)
+    ),
+    "a refund empties the newest slice after the oldest has expired": _known(
+        "20/minute @10",
+        *(_ask(1), Step(30_000_000), _ask(1), Step(30_000_000), _ask(1), Step(6_000_000)),
+        *(Refund(0), Look(_of(0))),
+    ),
+    "under a lowered amount a cost of 0 waits for the units of two slices": _known(
+        "100/minute @10",
+        *(Change(0, 0, 99), _ask(0), Change(0, 0, 100), _ask(1), Step(6_000_000), _ask(1)),
+        *(Step(6_000_000), _ask(98), Step(6_000_000), _ask(1), Change(0, 0, 99), _ask(0)),
+    ),
+    "a known refusal ends when a window of 6 changes": _of_refusals(6),
+    "a known refusal ends when a window of 60 changes": _of_refusals(60),
+    "a known refusal ends when less is left": _known("5/hour", _ask(3, 4, 2, 4)),
+    "a known refusal ends when something is charged": _known("5/hour", _ask(3, 4), Debt(_of(2)), _ask(4)),
+}
 """Programs that once failed, by what they show."""
