@@ -1,13 +1,11 @@
 """What holds for the checkout as a whole: its version, its links, and no address of an index."""
 
-import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -28,13 +26,6 @@ FORBIDDEN = {
 }
 
 
-READERS: dict[str, Callable[[str], Any]] = {
-    ".json": json.loads,
-    ".toml": tomllib.loads,
-    ".yaml": lambda text: [*yaml.safe_load_all(text)],
-    ".yml": lambda text: [*yaml.safe_load_all(text)],
-}
-"""How files of data are read, by the ends of their names."""
 FORMS = ROOT / ".github" / "ISSUE_TEMPLATE"
 ELEMENTS = {"checkboxes": "options", "dropdown": "options", "input": "label", "markdown": "value", "textarea": "label"}
 """What the elements of a form must have."""
@@ -56,21 +47,6 @@ def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
     found = {(path, what) for path, text in texts() for what, one in FORBIDDEN.items() if one.search(text)}
     assert found == set()
     assert {"dev.py", "README.md", ".ci/run", "requirements/develop.txt"} <= {path for path, _ in texts()}
-
-
-def test_every_file_of_data_is_what_its_name_says() -> None:
-    read, wrong = set(), {}
-    for path, text in texts():
-        if reader := READERS.get(Path(path).suffix):
-            read.add(Path(path).suffix)
-            try:
-                reader(text)
-            except ValueError as error:
-                wrong[path] = str(error)
-            except yaml.YAMLError as error:
-                wrong[path] = str(error)
-    assert wrong == {}
-    assert read == set(READERS)
 
 
 @pytest.mark.parametrize("path", [path for path in sorted(FORMS.glob("*.yml")) if path.stem != "config"])

@@ -31,7 +31,6 @@ from slidegate.core.bans.rows import HEADER
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.counts import LEAD
-from slidegate.stores.lmdb.store import STEP
 from slidegate.stores.lmdb.transaction import Transactions
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -122,21 +121,6 @@ def test_a_refusal_writes_nothing(opened: Opened, limits: Any) -> None:
 async def waited(store: Any, checks: Any = CHECKS) -> Decision:
     decision: Decision = await settle(store.hit(checks))
     return decision
-
-
-async def test_a_clock_that_fails_in_any_way_holds_nobody_else_up(opened: Opened) -> None:
-    ended = False  # the clock is an iterator, which comes to its end
-    store = opened(wall_clock=lambda: next(iter(())) if ended else 10**15)
-    quota = ((Bucket("quota", [Quota("5/day")]), "ann", 1),)
-    with gate_held(store):
-        waiting = [asyncio.ensure_future(waited(store, checks)) for checks in (CHECKS, quota, CHECKS)]
-        await asyncio.sleep(0)
-        ended = True
-    await asyncio.wait(waiting, timeout=60)
-    assert isinstance(waiting[1].exception(), RuntimeError)
-    assert [waiting[at].result().remaining for at in (0, 2)] == [4, 3]
-    assert (await asyncio.wait_for(waited(store), 60)).remaining == 2
-    ended = False
 
 
 def test_who_asks_within_a_transaction_as_a_signal_handler_may_leaves_its_gate_closed(opened: Opened) -> None:
@@ -410,29 +394,6 @@ async def test_an_import_that_ends_half_way_goes_on_when_it_is_repeated(ban_stor
     assert await limiter.import_bans(export(400)) == ban_store.bans.count() == 400
 
 
-async def bans_of(limiter: Limiter) -> list[Ban]:
-    return [ban async for ban in limiter.bans()]
-
-
-async def test_a_list_of_bans_is_made_in_steps_between_which_others_run(
-    ban_store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await settle(ban_store.bans.load(lasting(1_000)))
-    is_over, seen, turn = Ban.is_over, Counter[int](), 0
-
-    def counted(ban: Ban, now_us: int) -> bool:
-        seen[turn] += 1
-        return is_over(ban, now_us)
-
-    monkeypatch.setattr(Ban, "is_over", counted)
-    listing = asyncio.ensure_future(bans_of(Limiter(ban_store)))
-    while not listing.done():
-        await asyncio.sleep(0)
-        turn += 1
-    assert len(await listing) == sum(seen.values()) == 1_000
-    assert max(seen.values()) <= STEP
-
-
 def test_without_an_event_loop_many_bans_are_imported_too(ban_store: Any, clock: FakeClock) -> None:
     for number in range(300):
         ban_store.bans.ban(f"over:{number}", SECOND_US, "why", "me")
@@ -520,20 +481,6 @@ async def test_a_command_is_given_up_after_half_a_minute(limiter: Limiter, name:
         assert time.passed_s == pytest.approx(30, abs=0.1)
         await requests_are_given_up(limiter)
         assert time.passed_s == pytest.approx(30, abs=0.1)
-
-
-async def test_others_are_answered_while_many_bans_are_imported_in_steps_with_the_time_of_a_command(
-    limiter: Limiter,
-) -> None:
-    importing, answers = asyncio.ensure_future(limiter.import_bans(export(400))), Counter[bool]()
-    while answers[True] <= 5 or limiter.store.bans.count() <= 1:
-        assert not importing.done()
-        answers[(await limiter.hit("user:399", "1000000/hour")).allowed] += 1
-        await asyncio.sleep(0)
-    assert await done_after_requests(limiter, lambda: importing) == 400
-    assert len([ban async for ban in limiter.bans()]) == 1 + 400
-    assert len([line async for line in limiter.export_bans()]) == 1 + 401
-    assert await limiter.banned("user:399")
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
