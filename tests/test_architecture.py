@@ -6,6 +6,7 @@ Every import counts, lazy ones inside functions and those under `TYPE_CHECKING` 
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,7 @@ def test_the_library_uses_the_rooms_beside_it_by_these_doors() -> None:
 # -- circles ----------------------------------------------------------------------------------------------------------
 
 
+@cache
 def file_of(name: str) -> Path | None:
     """Return the file of an absolute dotted name, or the one that defines it; None if it is not of this package."""
     path = SRC.parent.joinpath(*name.split("."))

@@ -45,17 +45,6 @@ asyncio.run(main())
 print(slidegate.__version__, slidegate.__file__)
 print(*sorted(found.name.lower() for found in distributions()))
 """
-USES_THE_PLUGIN = """
-import asyncio
-from slidegate import Limiter
-
-limiter = Limiter()
-
-def test_it(slidegate_clock):
-    assert [bool(limiter.sync.hit("ann", "1/hour")) for _ in range(2)] == [True, False]
-    slidegate_clock.advance("1h")
-    assert limiter.sync.hit("ann", "1/hour")
-"""
 
 
 def output_of(*command: str, cwd: Path | None = None) -> str:
@@ -145,9 +134,3 @@ def test_the_wheel_alone_limits_an_application_by_its_configuration_file(home: P
     assert answers == "(200, None) (200, None) (429, b'60')"
     assert whence.startswith(f"{__version__} {home}")
     assert {*there.split()} <= {"anyio", "idna", "slidegate", "sniffio", "starlette", "typing_extensions"}
-
-
-def test_pytest_finds_the_fixtures_of_the_wheel(home: Path) -> None:
-    install(home, "pytest")
-    (home / "test_it.py").write_text(USES_THE_PLUGIN, "utf-8")
-    assert "1 passed" in output_of(str(home / PYTHON), "-m", "pytest", "-q", "-W", "error", "test_it.py", cwd=home)

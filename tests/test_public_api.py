@@ -72,18 +72,6 @@ def test_importing_the_package_loads_nothing_optional_and_nothing_that_few_appli
     assert {"slidegate.web.middleware", "slidegate.stores.memory.store"} <= loaded
 
 
-@pytest.mark.interpreted("a compiled package loads a module of its own")
-def test_the_core_runs_on_the_standard_library_alone() -> None:
-    # The root package hands on names of every room; an empty one in its place shows what the core itself asks for.
-    root = f"root = types.ModuleType('slidegate'); root.__path__ = [{str(PACKAGE)!r}]"
-    loaded = loaded_by(f"import types; {root}; sys.modules['slidegate'] = root; import slidegate.core")
-    # From CPython 3.15 on, `traceback` looks there for modules that a distribution leaves out.
-    known = {"slidegate", "_missing_stdlib_info", *sys.stdlib_module_names}
-    assert {name.partition(".")[0] for name in loaded} <= known
-    assert {name for name in loaded if name.startswith("slidegate.") and name.split(".")[1] != "core"} == set()
-    assert "slidegate.core.ring" in loaded
-
-
 OF_URL = "slidegate.Limiter.from_url('{}')"
 EXTRAS = {
     "lmdb": ("lmdb", OF_URL.format("lmdb:///tmp"), "ConfigurationError: store address: LmdbStore"),
