@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import BanPolicy, MemoryStore
-from slidegate.core import parse_address
+from slidegate.core import Ban, parse_address
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..contract.player import Player, listed, same, settle, views_of
@@ -54,20 +54,27 @@ async def fill(store: Any, policy: BanPolicy, most: int, keys: list[str]) -> int
 
 
 @ALL
-async def test_max_bans_is_how_many_automatic_bans_are_in_force(opened: Opened, rng: random.Random) -> None:
-    """Whatever was banned by hand, again or for ever, and however many bans end at once."""
+async def test_max_bans_is_how_many_automatic_bans_are_in_force(
+    opened: Opened, rng: random.Random, observer: RecordingObserver
+) -> None:
+    """Whatever was imported, or banned by hand, again or for ever, and however many bans end at once."""
     clock, wall = FakeClock(10**15), FakeClock(2 * 10**15)
     most = rng.choice((1, 10, 100))
     store = opened(max_bans=most, clock=clock, wall_clock=wall)
     for turn in range(60):
         many = rng.choice((1, 3, most, 2 * most))
-        match rng.choice(("strike", "strike", "strike", "hand", "again", "unban", "wait", "wait", "suspend")):
+        match rng.choice(("strike", "strike", "strike", "hand", "load", "again", "unban", "wait", "wait", "suspend")):
             case "strike":
                 policy = BanPolicy("1/minute", rng.choice(("10s", "1m")), name=f"p{turn % 3}")
                 await fill(store, policy, most, [f"user:{turn}:{number}" for number in range(min(many, 20))])
             case "hand":
                 for number in range(many):
                     await settle(store.bans.ban(f"hand:{number}", rng.choice((1, 30, 90)) * SECOND_US, "why", "me"))
+                assert {f"hand:{number}" for number in range(many)} <= {ban.key for ban in await active(store)}
+            case "load":
+                bans = [Ban(f"load:{number}", "", "me", 0, 0, rng.choice((None, 10**17))) for number in range(many)]
+                assert await settle(store.bans.load(bans)) == many
+                assert {ban.key for ban in bans} <= {ban.key for ban in await active(store)}
             case "again":
                 for number in range(30):
                     await settle(store.bans.ban("again", (30 - number) * SECOND_US, "why", "me"))
@@ -78,7 +85,11 @@ async def test_max_bans_is_how_many_automatic_bans_are_in_force(opened: Opened, 
                 span_us = rng.choice((1, 15, 70)) * SECOND_US
                 wall.advance(us=span_us)
                 clock.advance(us=span_us if moved == "wait" else 0)
-    assert await fill(store, AT_ONCE, most, [f"last:{number}" for number in range(most + 1)])
+    assert len(await active(store)) <= store.bans.count()
+    told = observer.kinds.count("bans_full")
+    assert await fill(store, AT_ONCE, most, [f"last:{number}" for number in range(most + 9)]) >= 9
+    assert observer.kinds.count("bans_full") <= told + 1, "what goes on and on is told once"
+    assert "bans_full" in observer.kinds
 
 
 @ALL
@@ -90,23 +101,6 @@ async def test_an_imported_network_whose_ban_begins_in_the_future_lifts_no_other
     await settle(store.bans.load(await active(ahead)))
     for address in ("14.17.48.66", "192.0.2.9"):
         assert await settle(store.bans.find([parse_address(address)])), address
-
-
-@ALL
-async def test_where_there_is_no_room_bans_are_made_by_hand_and_imported_alone(opened: Opened) -> None:
-    observer = RecordingObserver()
-    store, full = (opened(which, max_bans=1, clock=FakeClock(10**15)) for which in ("store", "full"))
-    store.observe(observer)
-    assert await strike(store, AT_ONCE, "user:ann", "user:bob", "user:eve") == [True, False, False]
-    await settle(store.bans.ban("user:bob", None, "", "ann"))
-    assert sorted(ban.key for ban in await active(store)) == ["user:ann", "user:bob"]
-    assert observer.kinds == ["banned", "bans_full", "banned"], "what goes on and on is told once"
-    await settle(full.bans.ban("user:old", None, "", "ann"))
-    assert await settle(full.bans.load(await active(store))) == 2
-    for left in (["user:ann", "user:bob", "user:old"], ["user:ann", "user:bob"]):
-        assert sorted(ban.key for ban in await active(full)) == left
-        assert full.bans.count() == len(left)
-        await settle(full.bans.unban("user:old", "ann"))
 
 
 @pytest.mark.parametrize(("kind", "most"), [("memory", 128), ("lmdb", 32)])

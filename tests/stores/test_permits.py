@@ -4,6 +4,7 @@ import asyncio
 import gc
 import random
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -372,9 +373,11 @@ async def test_thousands_of_permits_are_renewed_in_a_few_calls(
     clock.advance(us=LEASE_US - 1)
     for server in servers:
         server.command("CONFIG", "RESETSTAT")
+    before_s = time.monotonic()
     await renew(holds)
+    took_s = time.monotonic() - before_s
     calls = sum(server.calls().get(name, 0) for server in servers for name in ("eval", "evalsha"))
-    assert calls <= -(-1_001 // MAX_IN_CALL) + 2, "and what has changed, once a second"
+    assert calls <= -(-1_001 // MAX_IN_CALL) + 2 + took_s, "and what has changed, once a second"
     clock.advance(us=LEASE_US - 1)
     assert not await take(other, bucket=many)
     assert (await take(other, "user:77")).remaining == 0
