@@ -202,57 +202,6 @@ async def test_the_server_chooses_the_period_of_a_worker_whose_clock_is_off(serv
             await hit(store)
 
 
-# -- rows of stats -----------------------------------------------------------------------------------------------------
-
-
-CHECKS = ((Bucket("rule", parse_limits("1000/hour")), "ann", 1),)
-ANN = b"ann00000"
-
-
-def rows(count: int, size: int, first: int = 0) -> list[SharedRow]:
-    return [SharedRow("5s", number, bytes(size), MINUTE_US) for number in range(first, first + count)]
-
-
-async def write(store: Any, *written: SharedRow) -> None:
-    for row in written:
-        await settle(store.shared_rows.write(ANN, row))
-
-
-async def entries(store: Any) -> Any:
-    return await settle(
-        store._batcher.run(lambda own: own.rows.txn.stat(own.rows.dbs.worker_rows)["entries"], needs_room=False)
-    )
-
-
-async def test_rows_that_are_over_go_by_other_writes_alone(opened_as: Opened) -> None:
-    clock = FakeClock()
-    store = opened_as("lmdb", clock=clock, max_map_size=1 << 28)
-    for first in range(0, 300, 100):
-        await write(store, *rows(100, 20_000, first))
-        clock.advance("10s")
-    assert await entries(store) == 300
-    clock.advance("35s")
-    for _ in range(100):
-        assert (await settle(store.hit(CHECKS))).allowed
-        clock.advance("100ms")
-    assert await entries(store) == 100, "those of which the minute is over"
-    await write(store, *rows(1, 3, 299))
-    clock.advance("55s")
-    for _ in range(20):
-        assert (await settle(store.hit(CHECKS))).allowed
-        clock.advance("100ms")
-    assert await entries(store) == 1, "a row that is written again is kept for longer"
-
-
-async def test_large_rows_leave_room_for_what_is_charged(opened_as: Opened) -> None:
-    store, mib = opened_as("lmdb", max_map_size=1 << 24), 1 << 20
-    for _ in range(20):  # the room has just been checked
-        await settle(store.hit(CHECKS))
-    with pytest.raises(StoreUnavailable, match="no room for 1,048,576 bytes"):
-        await write(store, *rows(16, mib))
-    assert store._env.counts.used() <= 14 * mib
-
-
 @needs_redis
 async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: RedisServer) -> None:
     clock = FakeClock(1_700_000_000_000_000)
