@@ -21,7 +21,6 @@ import pytest
 from slidegate import BanPolicy, Limit, Limiter, MemoryStore, Quota, RateLimitMiddleware, client_ip, parse_limits
 from slidegate.core import AnyLimit, Bucket, Concurrency, Reason, parse_address
 from slidegate.core.addresses import format_network
-from slidegate.stores.memory.shard import cell_of
 from slidegate.stores.system_clock import SYSTEM
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -105,17 +104,6 @@ def test_a_clock_that_fails_leaves_the_store_free() -> None:
         assert ask(), "and the next one does not wait for it"
 
 
-def test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told(opened: Opened, observer: RecordingObserver) -> None:
-    store, admitted = opened(max_keys=1_000), Counter[str]()
-    for number in range(120_000):
-        key = f"client-{number}"
-        if store.hit(((LIMITED, key, 1),)) and number >= 1_000:
-            admitted[cell_of(key, store._secret)] += 1
-    assert (store.key_count(), repr(store)) == (1_000, "<MemoryStore 1000 of 1000 keys>"), "without shared cells"
-    assert max(admitted.values()) == 5  # strangers who meet in a cell share its bound, and nobody gets past it
-    assert observer.kinds == ["keys_shared"]
-
-
 def test_a_sweep_lets_no_live_window_go_where_the_clock_ran_back(store: MemoryStore, clock: FakeClock) -> None:
     limited = bucket("1/10s")
     store.hit(((limited, "first", 1),))
@@ -127,23 +115,6 @@ def test_a_sweep_lets_no_live_window_go_where_the_clock_ran_back(store: MemorySt
         for _ in range(50):
             store.hit(((COMMON, "all", 1),))
     assert not any(store.peek(((limited, key, 1),)) for key in keys), "they count until second 28; it is second 23"
-
-
-def test_a_permit_that_was_taken_in_a_shared_cell_is_free_when_it_is_handed_back() -> None:
-    clock, limited = FakeClock(), Bucket("rule", [Concurrency(1)])
-    store = MemoryStore(max_keys=1, clock=clock)
-    ann, bob = (store.hit(((limited, key, 1),)) for key in ("ann", "bob"))
-    assert store.permits_held() == 2
-    store.refund(ann.begin_refund())
-    for _ in range(2):  # ann's window goes, so there is room for bob's
-        clock.advance("2s")
-        store.hit(())
-    assert not store.hit(((limited, "bob", 1),)), "the permit counts as long as it is held"
-    assert store.refund(bob.begin_refund())
-    last = store.hit(((limited, "bob", 1),))
-    assert (store.permits_held(), store.key_count()) == (1, 1)
-    assert store.release(last), "it has a window of its own"
-    assert store.permits_held() == 0
 
 
 @pytest.mark.parametrize("order", ["5/second; 1000/hour", "1000/hour; 5/second"])
