@@ -1,6 +1,5 @@
 """Stores by address: what is read of it and refused, that no message shows a password, and what a real server sees."""
 
-import ast
 import inspect
 import shutil
 import ssl
@@ -32,10 +31,29 @@ SECRET = "hunter2"
 SETTINGS = ("path", "db", "ssl", "username", "password", "ssl_ca_certs", "ssl_check_hostname", "ssl_cert_reqs")
 
 
+LOGIN, CHECKS = "username='u' password='p'", "ssl_check_hostname=True ssl_cert_reqs='required'"
+ADDRESSES = {
+    "REDIS://h:7000/3": "h:7000 db=3",
+    "redis://:p%40%2F@h": "h:6379 password='p@/'",
+    "rediss://h": f"h:6379 ssl=True {CHECKS}",
+    "rediss://h?ssl_ca_certs=/ca.pem": f"h:6379 ssl=True ssl_ca_certs='/ca.pem' {CHECKS}",
+    "rediss://h?ssl_check_hostname=False": "h:6379 ssl=True ssl_check_hostname=False ssl_cert_reqs='required'",
+    "rediss://h?ssl_cert_reqs=CERT_NONE": "h:6379 ssl=True ssl_check_hostname=False ssl_cert_reqs='none'",
+    "unix:///run/a%20b?db=2": "path='/run/a b' db=2",
+    "redis+cluster://h1,[::1]/0": "h1:6379 ::1:6379",
+    "redis+sentinel://h1,h2:7000/main": "h1:26379 h2:7000 main",
+    "redis+sentinel://u:p@h/main/4": f"h:26379 main db=4 {LOGIN}",
+    "redis+sentinel://u:p@h/main?sentinel_username=s&sentinel_password=a%2Bb%26c": (
+        f"h:26379 main sentinel_username='s' sentinel_password='a+b&c' {LOGIN}"
+    ),
+}
+"""Addresses, and what their client is told."""
+
+
 def settings_of(url: str) -> str:
     """Return what the client for an address was told: hosts, the service, and some of its settings."""
     client: Any
-    client, _ = open_client(ast.literal_eval(url), {})
+    client, _ = open_client(url, {})
     if isinstance(client, RedisCluster):
         found, words = client.connection_kwargs, [node.name for node in client.nodes_manager.startup_nodes.values()]
     else:
@@ -50,8 +68,8 @@ def settings_of(url: str) -> str:
     return " ".join(word for word in words if word not in ("db=0", "ssl=False"))
 
 
-def test_addresses_are_read(texts: Callable[..., None]) -> None:
-    texts(Path(__file__).with_name("addresses.txt"), ">>> ", settings_of)
+def test_addresses_are_read() -> None:
+    assert {url: settings_of(url) for url in ADDRESSES} == ADDRESSES
 
 
 def refusal_of(expression: str) -> str:
