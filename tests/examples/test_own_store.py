@@ -16,18 +16,12 @@ class TestContract(StoreContract):
         return DictStore(clock=clock)
 
 
-async def test_a_store_that_is_full_says_so() -> None:
-    store = DictStore(clock=FakeClock(), most=1)
-    limiter = Limiter(store)
-    assert await limiter.hit("ann", "1/minute")
-    with pytest.raises(StoreError, match="all 1 windows are in use; raise most"):
-        store.hit((((await limiter.peek("ann", "2/minute")).checks[0][0], "bob", 1),))
-
-
-async def test_a_full_store_refunds_no_expired_charge(clock: FakeClock) -> None:
+async def test_a_full_store_says_so_and_refunds_no_expired_charge(clock: FakeClock) -> None:
     store = DictStore(clock=clock, most=1)
     limiter = Limiter(store)
     expired = await limiter.hit("ann", "1/minute")
+    with pytest.raises(StoreError, match="all 1 windows are in use; raise most"):
+        store.hit((((await limiter.peek("ann", "2/minute")).checks[0][0], "bob", 1),))
     clock.advance("2m")
     charged = await limiter.hit("bob", "1/minute")
     assert store.refund(expired.begin_refund()) is False
