@@ -13,9 +13,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser, UnauthenticatedUser
+from starlette.authentication import UnauthenticatedUser
 from starlette.middleware import Middleware
-from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -410,19 +409,6 @@ async def test_a_user_who_is_set_within_what_counts_by_user_is_said(what: str, p
     outside = RateLimitMiddleware(hello, **options)
     await call(around(outside))
     assert "SG139" not in codes(outside)
-
-
-async def test_authentication_inside_is_said_and_outside_is_not() -> None:
-    class Everybody(AuthenticationBackend):
-        async def authenticate(self, conn: Any) -> Any:
-            return AuthCredentials(["ok"]), SimpleUser("ann")
-
-    authentication = Middleware(AuthenticationMiddleware, backend=Everybody())
-    limits = Middleware(RateLimitMiddleware, rules=[Rule("*", PLENTY, key=user)])
-    for layers, expected in (([limits, authentication], ["SG139"]), ([authentication, limits], [])):
-        app = Starlette(routes=[Route("/", page)], middleware=layers)
-        await call(app)
-        assert codes(middleware_of(app)) == expected
 
 
 async def sign_in(request: Request) -> None:

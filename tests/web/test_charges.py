@@ -161,21 +161,6 @@ async def by_its_task(site: Site, late: int) -> None:
     assert task.cancelled()
 
 
-async def by_a_task_group(site: Site, late: int) -> None:
-    async def fails() -> None:
-        await site.reached.wait()
-        await turns(late)
-        raise RuntimeError("another task")
-
-    async def run() -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(site.visit())
-            group.create_task(fails())
-
-    with pytest.raises(ExceptionGroup):
-        await run()
-
-
 async def by_a_deadline(site: Site, late: int) -> None:
     async def expires(deadline: asyncio.Timeout) -> None:
         await site.reached.wait()
@@ -192,14 +177,7 @@ async def by_a_deadline(site: Site, late: int) -> None:
         await run()
 
 
-async def by_waiting_no_longer(site: Site, late: int) -> None:
-    task = asyncio.create_task(site.visit())
-    await site.reached.wait()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(task, late / 1_000)
-
-
-ENDS = [by_a_scope, by_its_task, by_a_task_group, by_a_deadline, by_waiting_no_longer]
+ENDS = [by_a_scope, by_its_task, by_a_deadline]
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -46,8 +46,6 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.keys import everyone, header
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
-from ..remote_stores import SlowStore
-from ..virtual_time import turns
 from .middlewares import FORMS, Listener, greet, starlette
 
 DRAFT: Final = {b"ratelimit", b"ratelimit-policy"}
@@ -297,18 +295,6 @@ async def test_a_refused_request_that_asks_again_is_decided_again(at: str, optio
         assert ear.outcomes[-1].ended == ("success" if answer.status == 200 else "refused")
         shown = answer.headers["ratelimit-policy"].split(", ")
         assert len(shown) == 2, "an earlier refusal is not shown beside the decision that follows it"
-
-
-async def test_what_a_task_charges_or_refunds_is_carried_out_though_it_is_cancelled_meanwhile() -> None:
-    """As that of a stream, in its `finally`, whose client has left."""
-    limiter = Limiter(SlowStore())
-    reserved = await limiter.hit("everyone", "10000/hour", 5)
-    for work in (limiter.charge("everyone", "10000/hour", 9), limiter.refund(reserved)):
-        task = asyncio.ensure_future(work)
-        await turns(1)
-        task.cancel()
-        await turns()
-    assert (await limiter.peek("everyone", "10000/hour", 0)).states[0].used == 9
 
 
 # -- what observers hear of a request: its outcome, once, when its last byte is out, and one event if it is refused ----

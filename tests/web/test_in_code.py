@@ -16,25 +16,20 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match, Mount, Route, request_response
 from starlette.types import Receive, Scope, Send
 
 from slidegate import (
     BanPolicy,
     ConfigurationError,
-    Decision,
     Limiter,
     MemoryStore,
     RateLimit,
-    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
     path_param,
-    rate_limit_exceeded,
 )
 from slidegate.core import Bucket, Concurrency
-from slidegate.testing import RecordingObserver
 from slidegate.web.routes import layers
 
 from ..asgi import hello, statuses
@@ -87,15 +82,6 @@ async def test_workers_that_make_middlewares_in_another_order_count_the_same_by_
     assert await answers(stage, first["b"], "GET /") == ["200"]
     assert await answers(stage, second["a"], "GET / times=2") == ["429 429"]
     assert await answers(stage, second["b"], "GET / times=2") == ["200 429"]
-
-
-async def test_each_worker_on_a_store_reports_once_who_has_exceeded_a_limit() -> None:
-    store = MemoryStore()
-    for _ in range(2):
-        ear = RecordingObserver(without=["refused"])
-        rules = [Rule("*", "1/hour", name="it")]
-        await statuses(RateLimitMiddleware(hello, limiter=Limiter(store, observers=[ear]), rules=rules), 3)
-        assert ear.kinds == ["exceeded"]
 
 
 # -- what is freed -----------------------------------------------------------------------------------------------------
@@ -236,41 +222,6 @@ async def test_a_middleware_of_a_route_counts_by_the_status_of_its_endpoint(stag
     assert given[0] == "200 429"
     own = "endpoint * / get, * /"
     assert given[1].splitlines() == [f"ok by default, {own}, 200, success", f"limited by {own}, 429, refused"]
-
-
-def mine(request: Request, decision: Decision) -> Response:
-    return PlainTextResponse("mine", 418)
-
-
-FIELDS = "retry-after,ratelimit,ratelimit-policy,cache-control,content-type,content-length,body"
-PROBLEM = (
-    '{"type": "https://iana.org/assignments/http-problem-types#quota-exceeded", "title": "Request cannot be satisfied '
-    'as assigned quota has been exceeded", "status": 429, "detail": "No more than 1 per 1h; Retry-After says when to '
-    'try again.", "violated-policies": ["it"]}'
-)
-
-
-@pytest.mark.parametrize("is_class", [False, True])
-@pytest.mark.parametrize("is_mine", [False, True])
-async def test_the_handler_of_refusals_answers_at_a_route_as_its_middleware(
-    stage: Stage, is_class: bool, is_mine: bool
-) -> None:
-    limit = RateLimit("1/hour", name="it")
-    endpoint = class_of(page, limit) if is_class else limit(page)
-    route = Route("/", endpoint, middleware=alone(on_refused=mine if is_mine else None))
-    app = Starlette(routes=[route], exception_handlers={RateLimitExceeded: rate_limit_exceeded})
-    (given,) = await answers(stage, app, f"GET / times=2 show={FIELDS}")
-    kind, body = ("text/plain; charset=utf-8", "mine") if is_mine else ("application/problem+json", PROBLEM)
-    assert given.splitlines() == [
-        "200 418" if is_mine else "200 429",
-        "retry-after: 3600",
-        'ratelimit: "it";r=0;t=3600',
-        'ratelimit-policy: "it";q=1;w=3600',
-        "cache-control: no-store",
-        f"content-type: {kind}",
-        f"content-length: {len(body)}",
-        body,
-    ]
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -294,55 +293,6 @@ async def test_no_text_of_a_client_is_an_exception_in_a_store(url: str, tmp_path
         scope = {"client": (odd, 1), "path": f"/t/{odd}", "state": {"user": odd}, "query_string": b"say=%ED%A0%80"}
         answers = [await send_scope(app, {**scope_of(headers={"cookie": "c=\xed\xa0\x80"}), **scope}) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
-
-
-KEYS: dict[str, tuple[Any, Any]] = {
-    "header": (header("X-API-Key"), header("X-API-Key").of("ann")),
-    "user": (user, "user:ann"),
-    "function": (lambda connection: f"plan:{connection.headers['X-API-Key']}", "plan:ann"),
-}
-"""Keys, and what is banned of each."""
-
-
-@pytest.mark.parametrize("plan", ["100/hour", "unlimited"])
-@pytest.mark.parametrize("place", ["rule", "endpoint"])
-@pytest.mark.parametrize("name", KEYS)
-@pytest.mark.parametrize("store", ["memory", "lmdb"])
-async def test_a_ban_of_a_key_holds_where_it_is_read_whatever_the_plan(
-    store: str, name: str, place: str, plan: str, tmp_path: Path
-) -> None:
-    key, banned = KEYS[name]
-    url = "memory://"
-    if store == "lmdb":
-        url = f"lmdb://{tmp_path}"
-
-    def limits(connection: HTTPConnection) -> str:
-        return plan
-
-    async with Limiter.from_url(url, deadline="30s") as limiter:
-        options: dict[str, Any] = {"rules": [Rule("*", limits, key=key, name="plan")]}
-        page: Any = hello
-        if place == "endpoint":
-            options = {"rules": []}
-
-            async def endpoint(request: Request) -> PlainTextResponse:
-                return PlainTextResponse("hello")
-
-            page = Starlette(routes=[Route("/", RateLimit(limits=limits, key=key, name="plan")(endpoint))])
-        app = RateLimitMiddleware(page, limiter=limiter, **options)
-
-        async def statuses() -> list[int]:
-            found = []
-            for who in ("ann", "bob"):
-                scope = scope_of(headers={"X-API-Key": who}, state={"user": who})
-                found += [(await send_scope(app, scope)).status for _ in range(3)]
-            return found
-
-        assert await statuses() == [200] * 6
-        await limiter.ban(banned, "1h")
-        assert await statuses() == [403] * 3 + [200] * 3
-        await limiter.unban(banned)
-        assert await statuses() == [200] * 6
 
 
 # -- whose request it is, when proxies stand in between ----------------------------------------------------------------

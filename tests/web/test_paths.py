@@ -463,8 +463,6 @@ class Judge:
 
     Attributes:
         ran: How often handlers ran.
-        apart: How many requests a rule by path missed because an application reads another path, which a limit at its
-            endpoint and the default limits count.
         wrong: What else was not counted, or not as it should be.
         routes: What the default limits count as the route of each handler.
     """
@@ -472,7 +470,6 @@ class Judge:
     tree: Tree
     exemptions: int
     ran: int = 0
-    apart: int = 0
     wrong: list[str] = field(default_factory=list)
     routes: dict[str, str] = field(default_factory=dict)
 
@@ -543,8 +540,8 @@ class Judge:
             lacking.append("its rule")
         if handler.inner is not None and f"inner_{name}" not in self.counted:
             lacking.append("the rule of a middleware within")
-        if lacking and self.reads_apart(handler):
-            self.apart, lacking = self.apart + 1, []
+        if lacking and self.reads_apart(handler):  # a limit at its endpoint and the default limits count it
+            lacking = []
         if name in self.tree.shared and not any(one.startswith("endpoint ") for one in self.counted):
             lacking.append("the limit at the endpoint")
         # What a mounted application makes of the path is its own: a rule ends the list for the path that it is given.
@@ -604,15 +601,3 @@ def test_requests_are_counted_as_the_routers_read_them(
 
     search()
     assert ran > 10 * trees
-
-
-@pytest.mark.all
-async def test_few_trees_have_an_application_that_reads_another_path(
-    directory: Path, record_property: Callable[[str, object], None]
-) -> None:
-    many = 100
-    judges = [Judge(Tree(Random(2_000 + number), directory), number % 4) for number in range(many)]
-    share = sum([(await judge.judge(20)).apart > 0 for judge in judges]) / many
-    record_property("share of trees that a rule by path misses", share)
-    print(f"{share:.1%} of the route trees have a request that a rule by path misses")  # noqa: T201
-    assert share <= 0.05

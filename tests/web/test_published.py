@@ -4,16 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
-from starlette.requests import Request
 from starlette.routing import Mount, Route
 
 from slidegate import (
     BanPolicy,
-    Limiter,
     MessageLimits,
     Networks,
     RateLimit,
@@ -23,11 +20,10 @@ from slidegate import (
     header,
     user,
 )
-from slidegate.limiter import PublishedRule
 from slidegate.limiter.workers import RULES, WORKERS
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import PEER, call, hello, page, statuses
+from ..asgi import PEER, hello, page, statuses
 from ..ops.shared_rows import SharedRows, limiter_on
 from ..virtual_time import turns
 
@@ -86,67 +82,6 @@ async def test_workers_that_have_met_the_same_publish_one_text_and_16_bytes_each
     assert sorted(one.requests for one in last.rules) == ["", "GET /a/{id}", "paths without a route"]
 
 
-def limited_api(guarded: bool) -> Any:
-    """Return an application with limits at endpoints in all the ways in which they are written."""
-    once = RateLimit("7/hour")
-
-    class Page(HTTPEndpoint):
-        @RateLimit("6/hour")
-        async def get(self, request: Any) -> Any:
-            return await page(request)
-
-        @RateLimit("5/hour", name="posts")
-        async def post(self, request: Any) -> Any:
-            return await page(request)
-
-    @RateLimit("8/hour; 80/day")
-    @RateLimit("9/hour", concurrency=3)
-    async def decorated(request: Request) -> Any:
-        return await page(request)
-
-    async def shared(request: Request) -> None: ...
-
-    router = APIRouter(prefix="/v1", dependencies=[Depends(once)])
-    router.add_api_route("/a", shared)
-    router.add_api_route("/b/{item}", shared, methods=["GET", "PUT"], dependencies=[Depends(RateLimit("4/hour"))])
-    app = FastAPI(dependencies=[Depends(RateLimit(limits=lambda request: "3/hour", fallback_limits="2/hour"))])
-    app.include_router(router)
-    app.add_api_route("/c", decorated)
-    app.router.routes.append(Route("/page", Page))
-    below = FastAPI()
-    below.add_api_route("/d", shared, dependencies=[Depends(RateLimit("1/hour", name="below"))])
-    if guarded:
-        below.add_middleware(RateLimitMiddleware, rules=[])
-    app.mount("/mounted", below)
-    return app
-
-
-REQUESTS = [
-    ("GET", "/v1/a"),
-    ("GET", "/v1/b/1"),
-    ("PUT", "/v1/b/2"),
-    ("GET", "/c"),
-    ("GET", "/page"),
-    ("POST", "/page"),
-]
-
-
-@pytest.mark.parametrize("guarded", [False, True])
-async def test_limits_at_endpoints_are_published_as_requests_meet_them(guarded: bool) -> None:
-    limiter, app = Limiter(), limited_api(guarded)
-    app.add_middleware(RateLimitMiddleware, rules=[], limiter=limiter)
-    await call(app, path="/nowhere")
-    (before,) = await limiter.published()
-    assert [one.rule for one in before.rules] == ["client"]
-    for method, path in [*REQUESTS, ("GET", "/mounted/d")]:
-        assert (await call(app, method=method, path=path)).status == 200
-    (after,) = await limiter.published()
-    met = {one.name for one in limiter.limits()}
-    assert {one.name for one in after.rules if one.limit} == met
-    assert ("below" in met) is not guarded
-    assert sum(one.at_endpoint for one in after.rules) == 10 + (not guarded)
-
-
 async def test_a_text_that_is_gone_is_written_again_and_one_of_a_later_version_is_not_read() -> None:
     rows = SharedRows(FakeClock())
     app = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter_on(rows))
@@ -188,11 +123,6 @@ async def test_a_text_that_was_gone_when_it_was_asked_for_is_asked_for_again() -
     assert told.kinds == ["secret_differs"]
     assert [(one.same_secret, one.is_readable) for one in await own.published()] == [(True, True), (False, True)]
     assert [app.limiter for app in apps] == [own, other]
-
-
-@pytest.mark.parametrize("field", PublishedRule._fields)
-def test_a_published_rule_says_only_what_it_knows(field: str) -> None:
-    assert getattr(PublishedRule(), field) in ("", "limit", False, 0, 1, 32, 64)
 
 
 class Endpoint(HTTPEndpoint):
