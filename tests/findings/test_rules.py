@@ -177,6 +177,13 @@ async def test_of_an_application_without_mistakes_nothing_is_said(data: st.DataO
         assert codes(around) == [], (rules, around.findings)
 
 
+async def test_of_many_rules_that_no_route_meets_ten_are_named() -> None:
+    rules = [Rule(f"/nowhere/{number}", PLENTY) for number in range(2_000)]
+    app = RateLimitMiddleware(Starlette(routes=[Route("/", page)]), rules=rules)
+    await call(app)
+    assert codes(app) == ["SG123"] * 10
+
+
 async def test_of_the_routes_behind_a_host_nothing_is_said() -> None:
     below = Starlette(routes=[Route("/login", page, methods=["POST"]), Route("/items/{id}", page)])
     rules = [Rule("/login", PLENTY, methods=["POST"]), Rule("/items/7", PLENTY), Rule("/nowhere", PLENTY)]
@@ -186,33 +193,6 @@ async def test_of_the_routes_behind_a_host_nothing_is_said() -> None:
 
 
 # -- decorators --------------------------------------------------------------------------------------------------------
-
-
-late = FastAPI()
-late.add_middleware(RateLimitMiddleware)
-
-
-@RateLimit("1/minute")
-@late.get("/above")
-def above() -> None: ...
-
-
-@late.get("/below")
-@RateLimit("1/minute")
-def below() -> None: ...
-
-
-@late.get("/bare")
-def bare() -> None: ...
-
-
-late.get("/limited")(RateLimit("1/minute")(bare))
-
-
-@RateLimit("1/minute")
-@late.get("/twice")
-@RateLimit("2/minute")
-def twice() -> None: ...
 
 
 def a_passing(function: Any) -> Any:
@@ -233,11 +213,7 @@ async def labels(app: Any) -> set[str]:
     return {finding.message.split("'")[1] for finding in found if finding.code == "SG137"}
 
 
-async def test_a_limit_above_the_decorator_of_a_route_is_said() -> None:
-    assert await labels(late) == {"GET /above", "GET /twice"}
-
-
-def made_in_a_function(router: Any) -> None:
+def decorated(router: Any) -> None:
     @RateLimit("1/minute")
     @router.get("/above")
     async def one(request: Request) -> None: ...
@@ -245,6 +221,11 @@ def made_in_a_function(router: Any) -> None:
     @router.get("/below")
     @RateLimit("1/minute")
     async def two(request: Request) -> None: ...
+
+    @RateLimit("1/minute")
+    @router.get("/twice")
+    @RateLimit("2/minute")
+    def twice() -> None: ...
 
     async def three() -> None: ...
 
@@ -259,13 +240,13 @@ def made_in_a_function(router: Any) -> None:
     async def four() -> None: ...
 
 
-async def test_also_one_in_a_function_and_of_a_router() -> None:
-    app = FastAPI()
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+async def test_a_limit_above_the_decorator_of_a_route_is_said(prefix: str) -> None:
+    app, router = FastAPI(), APIRouter()
     app.add_middleware(RateLimitMiddleware)
-    router = APIRouter()
-    made_in_a_function(router)
-    app.include_router(router, prefix="/v1")
-    assert await labels(app) == {"GET /v1/above", "GET /v1/through"}
+    decorated(router if prefix else app)
+    app.include_router(router, prefix=prefix)
+    assert await labels(app) == {f"GET {prefix}/{name}" for name in ("above", "twice", "through")}
 
 
 async def test_a_function_that_is_limited_at_one_application_alone_is_not_said() -> None:

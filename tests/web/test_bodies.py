@@ -23,10 +23,6 @@ from .middlewares import FORMS, fastapi
 Read = Callable[[Request], Awaitable[Any]]
 
 
-async def as_stream(request: Request) -> str:
-    return b"".join([part async for part in request.stream()]).decode()
-
-
 async def as_form(request: Request) -> Any:
     return dict(await request.form())
 

@@ -142,15 +142,6 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered(mon
     assert 50 < len(paths) <= 101, "of all kinds of requests"
 
 
-async def test_the_clients_and_keys_of_a_busy_site_are_all_remembered() -> None:
-    app, busy = RateLimitMiddleware(hello, limits="9/hour"), 5_000
-    for number in range(busy):
-        await send_scope(app, scope_of(client=(f"10.0.{number >> 8}.{number & 255}", 1)))
-        await app.limiter.hit(f"user:{number}", "9/hour")
-    found = reached(app).values()
-    assert sum(isinstance(one, Client) for one in found) == busy
-
-
 @pytest.mark.interpreted("a default that the test replaces is a part of the compiled code")
 async def test_however_many_routes_clients_request_few_answers_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.core.memo.remember.__defaults__", (100, 1_024))

@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.convertors import CONVERTOR_TYPES, StringConvertor
-from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
-from starlette.routing import Match, Mount, Route, request_response
+from starlette.routing import Match, Route, request_response
 from starlette.types import Receive, Scope, Send
 
 from slidegate import (
-    BanPolicy,
     ConfigurationError,
     Limiter,
     MemoryStore,
@@ -35,7 +33,7 @@ from slidegate.web.routes import layers
 from ..asgi import hello, statuses
 from ..remote_stores import hit_all
 from ..virtual_time import VirtualTime
-from .middlewares import class_of, fails, page
+from .middlewares import fails, page
 from .stage import Stage
 
 
@@ -178,50 +176,6 @@ async def test_one_limit_at_two_functions_of_one_name_counts_each(stage: Stage) 
 
     app = RateLimitMiddleware(ExceptionMiddleware(inside))
     assert await answers(stage, app, "GET /one/1", "GET /two", "GET /one/2", "GET /two") == ["200", "200", "429", "429"]
-
-
-def counting(stage: Stage, status: int) -> list[Middleware]:
-    """Return a middleware that counts, and would ban for, responses of one status."""
-    bans = BanPolicy("1/hour", signals={status: 1}, ban_private=True, shadow=True)
-    rules = [Rule("*", "2/hour", count_if=lambda given: given == status)]
-    return alone(limiter=Limiter(observers=[stage.observer]), rules=rules, bans=bans)
-
-
-def denied(stage: Stage) -> Any:
-    return Route("/", class_of(page, RateLimit("1/hour", methods=["POST"])), middleware=counting(stage, 401))
-
-
-UNROUTED = {
-    "nothing": (404, "(no route)", lambda stage: Mount("/", routes=[], middleware=counting(stage, 404))),
-    "no method": (
-        405,
-        "* /",
-        lambda stage: Mount("/", routes=[Route("/", HTTPEndpoint)], middleware=counting(stage, 405)),
-    ),
-}
-
-
-@pytest.mark.parametrize("inside", UNROUTED)
-async def test_a_middleware_of_a_mount_counts_by_what_its_router_answers(stage: Stage, inside: str) -> None:
-    status, route, made = UNROUTED[inside]
-    app = Starlette(routes=[made(stage)])
-    given = await answers(stage, app, "GET / times=3", "outcomes", "events shadow_banned")
-    passed = f"ok by default, {route}, {status}, success"
-    refused = "limited by default, (no route), 429, refused"
-    assert given == [f"{status} {status} 429", "\n".join([passed, passed, refused]), "shadow_banned 203.0.113.9"]
-
-
-async def test_a_middleware_of_a_route_counts_by_the_status_of_its_endpoint(stage: Stage) -> None:
-    app = Starlette(routes=[denied(stage)])
-    given = await answers(stage, app, "GET / answers=denied,denied,denied", "outcomes", "events shadow_banned")
-    passed = "ok by default, * /, 401, success"
-    assert given[0] == "401 401 429"
-    assert given[1].splitlines() == [passed, passed, "limited by default, * /, 429, refused"]
-    assert given[2] == "shadow_banned 203.0.113.9"
-    given = await stage.play("POST / client=192.0.2.9 times=2", "outcomes")
-    assert given[0] == "200 429"
-    own = "endpoint * / get, * /"
-    assert given[1].splitlines() == [f"ok by default, {own}, 200, success", f"limited by {own}, 429, refused"]
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------

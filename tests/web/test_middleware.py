@@ -168,7 +168,7 @@ ROUTES = [
     Host("www.example.org", Router([Route("/api", page)])),
 ]
 INCLUDED = APIRouter()
-for own, above in (("/in", ""), ("", "/around"), ("/in", "/around/deep")):
+for own, above in (("/in", ""), ("/in", "/around/deep")):
     INNERMOST = APIRouter(prefix=own)
     for method in ("GET", "POST"):
         INNERMOST.add_api_route("/parts/{number}", page, methods=[method])

@@ -20,13 +20,6 @@ from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule
 from ..asgi import page, statuses
 
 BOUND_S = 60
-GIVEN: dict[str, tuple[Any, dict[str, Any]]] = {
-    "options": (RateLimitMiddleware, {"limits": "2/hour"}),
-    "a subclass": (type("Own", (RateLimitMiddleware,), {}), {"limits": "2/hour"}),
-    "a file": (RateLimitMiddleware.from_file, {"path": "slidegate.toml"}),
-    "a file, by a subclass": (type("Own", (RateLimitMiddleware,), {}).from_file, {"path": "slidegate.toml"}),
-}
-"""Whatever an application may give to `add_middleware`, with its options."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,24 +33,6 @@ def write(limits: str, path: str = "slidegate.toml") -> None:
 
 
 # -- agents ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("given", GIVEN)
-async def test_an_agent_may_replace_the_call_of_what_is_given_to_an_application(
-    given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kind, options = GIVEN[given]
-    assert isinstance(kind, type)
-    before, traced = kind.__call__, list[str]()  # type: ignore[misc]
-
-    async def traced_call(self: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        traced.append(type(self).__name__)
-        await before(self, scope, receive, send)
-
-    monkeypatch.setattr(kind, "__call__", traced_call)
-    app = Starlette(routes=[Route("/", page)], middleware=[Middleware(kind, **options)])
-    assert await statuses(app, 3) == [200, 200, 429]
-    assert traced.count(kind.__name__) == 3
 
 
 SENTRY = """
