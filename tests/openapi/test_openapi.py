@@ -105,20 +105,6 @@ def refusals(told: dict[str, Any]) -> set[str]:
 # -- which limits ------------------------------------------------------------------------------------------------------
 
 
-def test_each_operation_has_the_limits_of_its_own_rules_and_endpoint() -> None:
-    told = documented(
-        site(rules=[Rule("/items/{n}", "5/minute", methods=["POST"]), Rule("/api/{rest:path}", "9/hour")])
-    )
-    assert limits(told) == {
-        "POST /items/{item}": ["5/1m"],
-        "GET /api/search": ["9/1h", "3/1s"],
-        "POST /api/search": ["9/1h", "40/1m"],
-        "GET /api/decorated": ["9/1h", "7/10s", "70/1h"],
-        "GET /api/files/{path}": ["9/1h"],
-    }
-    assert {name for name, each in told.items() if refusals(each)} == {*limits(told)}
-
-
 def test_what_is_exempt_final_or_blocked_ends_the_list() -> None:
     rules = [
         Rule("/health", exempt=True),
@@ -153,29 +139,28 @@ def test_default_limits_are_those_of_each_route_but_exempt_ones() -> None:
     assert told["GET /api/search"] == ["6/1m", "60/1h", "3/1s"]
 
 
-def test_shadow_rules_and_disabled_middlewares_are_not_published() -> None:
-    assert "GET /health" not in limits(documented(site(rules=[Rule("*", "6/minute", shadow=True)])))
+class Planned(RateLimitMiddleware):
+    """A middleware of the user's with options of its own."""
+
+    def __init__(self, app: Any, *, plan: str, **options: Any) -> None:
+        super().__init__(app, **options)
+
+
+@pytest.mark.parametrize(
+    ("middleware", "options", "expected"),
+    [
+        (None, {}, {}),  # a limit at an endpoint without a middleware is none
+        (RateLimitMiddleware, {"limits": "5/minute", "enabled": False}, {}),
+        (RateLimitMiddleware, {"rules": [Rule("*", "5/minute", shadow=True)]}, {"GET /": ["6/1m"]}),
+        (Planned, {"plan": "gold", "limits": "5/minute"}, {"GET /": ["5/1m", "6/1m"]}),
+    ],
+)
+def test_limits_are_those_of_a_middleware_that_enforces_them(middleware: Any, options: Any, expected: Any) -> None:
     app = FastAPI()
-    app.add_middleware(RateLimitMiddleware, limits="5/minute", enabled=False)
-    app.get("/")(lambda: "ok")
-    assert limits(documented(app)) == {}
-
-
-def test_a_middleware_of_the_users_may_have_options_of_its_own() -> None:
-    class Planned(RateLimitMiddleware):
-        def __init__(self, app: Any, *, plan: str, **options: Any) -> None:
-            super().__init__(app, **options)
-
-    app = FastAPI()
-    app.add_middleware(Planned, plan="gold", limits="5/minute")
-    app.get("/")(lambda: "ok")
-    assert limits(documented(app)) == {"GET /": ["5/1m"]}
-
-
-def test_a_limit_at_an_endpoint_without_a_middleware_is_none() -> None:
-    app = FastAPI()
-    app.get("/", dependencies=[Depends(RateLimit("5/minute"))])(lambda: "ok")
-    assert limits(documented(app)) == {}
+    if middleware is not None:
+        app.add_middleware(middleware, **options)
+    app.get("/", dependencies=[Depends(RateLimit("6/minute"))])(lambda: "ok")
+    assert limits(documented(app)) == expected
 
 
 def test_a_configuration_file_says_the_same(tmp_path: Path) -> None:

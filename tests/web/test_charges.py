@@ -35,7 +35,6 @@ from slidegate import (
     settle,
     strike,
 )
-from slidegate.core import Check
 
 from ..asgi import PEER, call, scope_of
 from ..redis_servers import AT_REDIS, free_port, until
@@ -287,44 +286,11 @@ async def test_a_stream_settles_around_its_response_but_a_generator_only_if_it_h
 # -- several rules in one call -----------------------------------------------------------------------------------------
 
 
-class CountingStore(SlowStore):
-    """A store that keeps what it was asked to charge and to refund."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[str] = []
-
-    def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        name = question.__name__
-        if name in ("charge", "refund"):
-            checks: list[Check] = [getattr(one, "check", one) for one in arguments[0]]
-            self.asked.append(f"{name} {' '.join(bucket.label for bucket, _, _ in checks)}")
-        return super().answer(question, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("work", "asked"),
-    [
-        ("settle more", ["charge tokens cents"]),
-        ("settle less", ["refund tokens cents"]),
-        ("settle both ways", ["charge cents", "refund tokens"]),
-        ("charge", ["charge tokens cents"]),
-    ],
-)
-async def test_several_rules_are_one_question(work: str, asked: list[str]) -> None:
-    do, expected = WORKS[work]
-    store = CountingStore()
-    limiter = Limiter(store)
-    site = Site(limiter, do, waits=True)
-    await by_a_scope(site, 0)
-    assert sorted(store.asked) == asked
-    assert await spent(limiter) == expected
-
-
+@pytest.mark.parametrize("work", ["settle both ways", "settle more", "settle less", "charge"])
 @pytest.mark.parametrize("kind", [AT_REDIS])
-async def test_what_is_charged_and_refunded_together_is_one_call_of_redis(url: str, server: Any) -> None:
+async def test_what_is_charged_and_refunded_together_is_one_call_of_redis(url: str, work: str, server: Any) -> None:
     calls = list[int]()
-    do, expected = WORKS["settle both ways"]
+    do, expected = WORKS[work]
 
     async def counted(limiter: Limiter, request: Request) -> None:
         before = server.calls()

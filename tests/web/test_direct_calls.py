@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
@@ -55,13 +55,6 @@ async def asks(number: int, request: Request) -> int:
     return 2 * number
 
 
-@app.get("/connected/{number}")
-@RateLimit("1/hour")
-async def connected(number: int, connection: HTTPConnection) -> int:
-    assert connection.url
-    return 2 * number
-
-
 @app.get("/outer/{number}")
 @RateLimit("1/hour")
 @RateLimit("2/hour")
@@ -90,7 +83,6 @@ WITHOUT: dict[str, Callable[[], Awaitable[int]]] = {
 WITH: dict[str, Callable[[], Awaitable[int]]] = {
     "its own request": lambda: asks(3, alone()),
     "its own request by name": lambda: asks(number=3, request=alone()),
-    "its own connection": lambda: connected(3, connection=alone()),
     "one that FastAPI gives": lambda: twice(3, slidegate_connection=alone()),  # type: ignore[call-arg]
 }
 
