@@ -45,16 +45,13 @@ def row(**fields: Any) -> str:
         ("{", None, "is not valid JSON"),
         ("[" * 100_000, None, "line 1: network: "),
         ('{"prefixes": ' + "[" * 100_000, None, "is not valid JSON"),
-        ("{}", None, "has no networks; expected"),
         ('{"prefixes": []}', None, "has no networks; expected"),
         ('{"prefixes": {"a": 1}}', None, "prefixes: expected a list"),
         ('{"prefixes": [3]}', None, r"prefixes\[0\]: expected an object"),
         (row(ipv4prefix="192.0.2.0/24"), None, r"prefixes\[1\]: expected one of ipv4Prefix"),
         (row(ipv4Prefix="192.0.2.1/24"), None, r"prefixes\[1\].ipv4Prefix: network: .*192\.0\.2\.0/24"),
-        (row(ipv4Prefix=None), None, r"prefixes\[1\].ipv4Prefix: network: "),
         (AWS.read_text(), None, "anybody can rent .*service='AMAZON'.*: AMAZON, CLOUDFRONT, EC2"),
         (AWS.read_text(), "ec2", "no network is of the service 'ec2'"),
-        (GOOGLE.read_text(), "EC2", "no network is of the service 'EC2'"),
         ("192.0.2.0/24", "EC2", "names no services; leave service out"),
     ],
 )
@@ -65,20 +62,6 @@ def test_a_file_without_usable_networks_is_an_error(
     with pytest.raises(ConfigurationError, match=problem) as raised:
         Networks.from_file(path, service=service)
     assert str(path) in str(raised.value)
-
-
-async def test_a_published_file_is_a_list_as_any_other_and_is_read_again(files: FollowedFiles) -> None:
-    path = files.write(
-        "bots.json", b"\xef\xbb\xbf " + json.dumps({"prefixes": [{"ipv4Prefix": f"{FAKE}/32"}]}).encode()
-    )
-    app = RateLimitMiddleware(hello, blocklist=Networks.from_file(path))
-    assert (await call(app)).status == 403
-    files.write("bots.json", "{}")
-    await files.visit(app)
-    assert (await call(app)).status == 403, "an empty one changes nothing"
-    files.write("bots.json", json.dumps({"prefixes": [{"ipv4Prefix": "192.0.2.0/24"}]}))
-    await files.visit(app)
-    assert (await call(app)).status == 200
 
 
 # -- the condition -----------------------------------------------------------------------------------------------------
@@ -117,7 +100,7 @@ async def test_without_a_peer_nobody_is_verified() -> None:
 
 
 async def test_the_condition_follows_its_file(files: FollowedFiles) -> None:
-    path = files.write("bots.json", json.dumps({"prefixes": [{"ipv4Prefix": "192.0.2.0/24"}]}))
+    path = files.write("bots.json", "\ufeff " + json.dumps({"prefixes": [{"ipv4Prefix": "192.0.2.0/24"}]}))
     app = guarded(Networks.from_file(path))
     assert (await call(app, headers=NAMED)).status == 403
     files.write("bots.json", json.dumps({"prefixes": [{"ipv4Prefix": "203.0.113.0/24"}]}))

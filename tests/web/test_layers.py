@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import WebSocketException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
@@ -27,14 +25,12 @@ from slidegate import (
     RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
-    rate_limit_exceeded,
-    user,
 )
 from slidegate.core.buckets import Bucket
 from slidegate.core.limit_texts import parse_limits
 from slidegate.events import Event
 
-from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, Answer, call, hello, scope_of, send_scope, statuses
 
 REFUSED: dict[str, Callable[[], dict[str, Any]]] = {
     "listed": lambda: {"blocklist": Networks([PEER])},
@@ -74,29 +70,6 @@ async def test_a_layer_around_may_change_the_fields_of_an_answer_in_place(refuse
     assert ids == [[b"0"], [b"1"], [b"2"], [b"3"]]
 
 
-@pytest.mark.parametrize("limits", ["100/minute", "100/minute; 1000/hour"])
-@pytest.mark.parametrize("outer", [[], [Middleware(RateLimitMiddleware, rules=[Rule("*", "50/hour", name="tight")])]])
-async def test_a_handler_around_the_middleware_of_a_route_answers_the_limit_that_refused(
-    limits: str, outer: list[Middleware]
-) -> None:
-    class Page(HTTPEndpoint):
-        @RateLimit("1/minute", name="tight")
-        async def get(self, request: Request) -> Response:
-            return PlainTextResponse("hi")
-
-    route = Route("/", Page, middleware=[Middleware(RateLimitMiddleware, limits=limits)])
-    app = Starlette(routes=[route], middleware=outer)
-    app.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
-    assert (await call(app)).status == 200
-    answer = await call(app)
-    assert answer.status == 429
-    assert b"No more than 1 per 1m" in answer.body
-    assert b'"violated-policies": ["tight"]' in answer.body
-    policies = [value.decode() for name, value in answer.start["headers"] if name == b"ratelimit-policy"]
-    assert '"tight";q=1;w=60' in policies[0]
-    assert policies[1:] == ['"tight_2";q=50;w=3600'] * len(outer)
-
-
 @pytest.mark.parametrize(("headers", "outer"), [(None, "default"), ("legacy", "default"), ("draft", "default_2")])
 async def test_only_a_name_that_an_answer_has_is_taken(headers: Any, outer: str) -> None:
     inner = RateLimitMiddleware(hello, limits="5/minute", headers=headers)
@@ -110,28 +83,6 @@ async def test_a_name_that_a_long_answer_leaves_out_is_not_taken() -> None:
     named = (await call(RateLimitMiddleware(inner, rules=[Rule("*", "50/minute", name="n19")]))).headers
     assert named["ratelimit-policy"].count("n19") == 1
     assert '"n19";q=50;w=60' in named["ratelimit-policy"]
-
-
-async def test_a_ban_of_a_user_who_is_known_within_the_middleware_holds_at_endpoints() -> None:
-    class User:
-        is_authenticated, display_name, identity = True, "ann", "ann"
-
-    def knowing(app: ASGIApp) -> ASGIApp:
-        async def know(scope: Scope, receive: Receive, send: Send) -> None:
-            scope["user"] = User()
-            await app(scope, receive, send)
-
-        return know
-
-    limiter = Limiter()
-    route = Route("/", RateLimit("100/minute")(page))
-    policy = BanPolicy("5/minute", "1h", key=user, signals={404: 1})
-    app: ASGIApp = knowing(Starlette(routes=[route]))
-    app = RateLimitMiddleware(app, limiter=limiter, bans=policy)
-    assert (await call(app)).status == 200
-    await limiter.ban("user:ann", "1h")
-    assert (await call(app)).status == 403
-    assert (await call(app, client=("198.51.100.7", 1))).status == 403
 
 
 async def test_a_scope_that_its_application_has_emptied_fails_no_request() -> None:
