@@ -80,10 +80,6 @@ WORKS: dict[str, tuple[Work, dict[str, Any]]] = {
     "settle behind an answer": (partial(in_the_background, settle), {"tokens": 7, "cents": 130}),
     "charge behind an answer": (partial(in_the_background, charge), {"tokens": 107, "cents": 230}),
     "charge": (lambda _, request: charge(request, {"tokens": 7, "cents": 130}), {"tokens": 107, "cents": 230}),
-    "charge twice": (
-        lambda _, request: one_after_the_other(charge(request, 7, rule="tokens"), charge(request, 130, rule="cents")),
-        {"tokens": 107, "cents": 230},
-    ),
     "refund": (lambda limiter, request: limiter.refund(decision_of(request)), {"tokens": 0, "cents": 0}),
     "charge of a limiter": (
         lambda limiter, _: limiter.charge(PEER, "9/hour", 5, rule="other"),

@@ -149,13 +149,9 @@ async def test_a_request_without_a_middleware_is_an_error_while_limits_are_on(
 
 ASKED: dict[str, tuple[Callable[[Request], Any], Any]] = {
     "charge": (lambda request: charge(request, 3, rule="all"), "reason exempt"),
-    "charge of several": (lambda request: charge(request, {"all": 3, "other": 2}), "reason exempt"),
     "settle": (lambda request: settle(request, 3, rule="all"), False),
-    "settle several": (lambda request: settle(request, {"all": 3}), False),
     "strike": (lambda request: strike(request, "ban"), None),
-    "strike by name": (lambda request: strike(request, policy="abuse"), None),
     "check": (lambda request: RateLimit("1/hour").check(request), None),
-    "dependency": (lambda request: RateLimit("1/hour")(request), None),
     "decision_of": (lambda request: decision_of(request), "reason disabled"),
     "client_key": (lambda request: client_key(request), PEER),
 }

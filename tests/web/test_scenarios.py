@@ -105,17 +105,3 @@ async def test_scenarios(
         monkeypatch.setattr(finding, "REQUESTS_CHECKED", 2)
     answers = await played(scenario, VirtualTime(), tmp_path)
     texts_in(scenario.path, scenario.text, "> ", lambda _: answers.pop(0))
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("GETT /", "no scenario has the word 'GETT'; did you mean 'GET'"),
-        ("GET / time=3", "no request has the option 'time'; did you mean 'times'"),
-    ],
-)
-async def test_a_word_that_no_scenario_has_is_said_with_its_line(line: str, message: str, tmp_path: Path) -> None:
-    scenario = Scenario(SCENARIOS / "limits.txt", 7, f'> site\n> rule "*", "5/minute"\n> {line}\n200\n')
-    with pytest.raises(LookupError, match=message) as caught:
-        await played(scenario, VirtualTime(), tmp_path)
-    assert caught.value.__notes__ == [f"{SCENARIOS / 'limits.txt'}:9: > {line}"]
