@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -300,6 +299,28 @@ async def test_a_refused_request_that_asks_again_is_decided_again(at: str, optio
 # -- what observers hear of a request: its outcome, once, when its last byte is out, and one event if it is refused ----
 
 
+ENDS: Final = {
+    "start last": "start 1 body [success] 0 end 0",
+    "start more more copy": "start 1 body 1 body 1 zerocopysend [success] 0 end 0",
+    "start copy-more last": "start 1 zerocopysend 1 body [success] 0 end 0",
+    "trailed last trailers": "start 1 body [success] 0 trailers 0 end 0",
+    "hint hint start last": "early_hint 1 early_hint 1 start 1 body [success] 0 end 0",
+    "start last last more start file": "start 1 body [success] 0 body 0 body 0 start 0 pathsend 0 end 0",
+    "raises": "[exception] end 0",
+    "start limited": "start 1 [exception] end 0",
+    "start last raises": "start 1 body [success] 0 end 0",
+    "start more left": "start 1 body 1 [cancelled] end 0",
+    "caught cancelled": "[refused] end 0",
+    "caught start last": "start 1 body [refused] 0 end 0",
+    "cancelled": "[cancelled] end 0",
+    "nothing": "[cancelled] end 0",
+    "accept send close": "accept 1 send 1 close [success] 0 end 0",
+    "accept gone": "accept 1 [success] end 0",
+    "close": "close [success] 0 end 0",
+}
+"""What comes to the server, the outcome in brackets where observers hear of it, and permits held behind each message."""
+
+
 async def ends(words: list[str]) -> str:
     """Return what comes to the server and, beside an observer that fails, the outcome; and permits behind each send."""
     store, told = MemoryStore(), list[str]()
@@ -343,10 +364,10 @@ async def ends(words: list[str]) -> str:
     return " ".join([*told, f"end {store.permits_held()}"])
 
 
-def test_a_request_has_one_outcome_behind_its_last_byte_and_until_then_its_permit(texts: Callable[..., None]) -> None:
-    texts(
-        Path(__file__).with_name("ends.txt"), "> ", lambda line: asyncio.run(ends(line.removeprefix("nothing").split()))
-    )
+@pytest.mark.parametrize("words", ENDS)
+async def test_a_request_has_one_outcome_behind_its_last_byte_and_until_then_its_permit(words: str) -> None:
+    """By what an application sends, and how it ends."""
+    assert await ends(words.removeprefix("nothing").split()) == ENDS[words]
 
 
 async def test_an_outcome_is_of_the_client_at_the_entrance_of_the_outermost_middleware() -> None:
