@@ -253,11 +253,6 @@ async def greet(websocket: WebSocket) -> None:
     await websocket.close()
 
 
-async def welcome(websocket: WebSocket) -> None:
-    """Do as `greet` does, as another endpoint."""
-    await greet(websocket)
-
-
 # -- functions of the user's -------------------------------------------------------------------------------------------
 
 

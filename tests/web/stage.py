@@ -353,7 +353,7 @@ class Stage:
         elif depends:
             self.inside.websocket(path, dependencies=[*map(Depends, depends)])(middlewares.greet)
         else:
-            self.inside.router.routes.append(WebSocketRoute(path, (limit or (lambda one: one))(middlewares.welcome)))
+            self.inside.router.routes.append(WebSocketRoute(path, (limit or (lambda one: one))(middlewares.greet)))
 
     @property
     def app(self) -> Any:

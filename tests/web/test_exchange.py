@@ -318,7 +318,7 @@ ENDS: Final = {
     "accept gone": "accept 1 [success] end 0",
     "close": "close [success] 0 end 0",
 }
-"""What comes to the server, the outcome in brackets where observers hear of it, and permits held behind each message."""
+"""What comes to the server, the outcome in brackets where observers hear of it, and the permits held behind each."""
 
 
 async def ends(words: list[str]) -> str:
