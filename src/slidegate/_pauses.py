@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from math import inf
@@ -53,9 +53,9 @@ def read_pause_us(status: int, headers: Mapping[str, str], unix_s: float) -> int
         pairs = [(fields[pair.format("remaining")], fields[pair.format("reset")]) for pair in _SEPARATE]
         sources.append([reset for remaining, reset in pairs if remaining in exhausted])
     for texts in sources:
-        pause_us = _longest_us(texts, now_s)
-        if pause_us is not None:
-            return pause_us
+        longest_s = max([_span_s(text, now_s) for text in texts], default=-inf)
+        if longest_s > -inf:
+            return round(max(0, longest_s) * 1_000_000)
     return None
 
 
@@ -68,14 +68,6 @@ def _quotas(value: str) -> Iterator[tuple[str, str]]:
     for item in unnamed.split(","):
         parameters = dict(_PAIR.findall(item))
         yield parameters.get("r", "?"), parameters.get("t", "")
-
-
-def _longest_us(texts: Iterable[str], now_s: float) -> int | None:
-    """Return the longest valid one of some spans, in microseconds and at least 0; None if none is valid."""
-    longest_s = max([_span_s(text, now_s) for text in texts], default=-inf)
-    if longest_s == -inf:
-        return None
-    return round(max(0, longest_s) * 1_000_000)
 
 
 def _span_s(text: str, now_s: float) -> float:
