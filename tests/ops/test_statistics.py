@@ -377,7 +377,7 @@ async def _ranked(found: Ranking) -> AsyncIterator[str]:
     for one in found.busiest:
         what = f"{one.requests} requests, {one.refused} refused {dict(sorted(one.refused_by.items())) or ''}".rstrip()
         place = found.refused.index(one) + 1 if one in found.refused else "-"
-        yield f"{one.key} ({place}): {what}; {one.rule} {one.amounts}"
+        yield f"{one.key} ({place}): {what}; {one.rule} {dict(sorted(one.amounts.items()))}"
 
 
 def test_workers_count_write_and_show_as_the_text_says(

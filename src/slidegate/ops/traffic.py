@@ -189,7 +189,7 @@ class ClientTraffic(RequestCounts):
     def rule(self) -> str:
         """What refused most of its requests: a rule, a list or the maker of a ban; without any, what counted most."""
         counts = self.refused_by or self.counted_by
-        return max(counts, key=counts.__getitem__, default="")
+        return max(sorted(counts), key=counts.__getitem__, default="")
 
     def add(self, other: ClientTraffic) -> None:
         """Add the counts of another slice or worker, a later one."""
