@@ -165,7 +165,7 @@ def test_axe_finds_nothing_and_no_text_is_clipped_on_desk_or_phone(scheme: str, 
 def test_short_words_in_tables_are_not_broken_and_no_page_is_wider_than_the_window(
     width: int, site: Site, opened: OpenPage
 ) -> None:
-    for view in (*VIEWS, "?only=shadow"):
+    for view in VIEWS:
         page = opened(site, TOKEN, view, viewport={"width": width, "height": 900})
         expect(page.locator("#state")).to_have_text("Live")
         assert page.evaluate(BROKEN) == [], view
@@ -191,8 +191,11 @@ def test_the_choices_of_a_form_are_not_cut(site: Site, opened: OpenPage) -> None
 
 
 def test_what_shadow_rules_would_have_refused_is_shown_on_a_phone(site: Site, opened: OpenPage) -> None:
-    page = opened(site, TOKEN, "?only=shadow", viewport={"width": 375, "height": 812})
-    expect(row(page, "Rules", "tighter").locator("td:visible")).to_have_text(re.compile(r"^[1-9]\d*$"))
+    page = opened(site, TOKEN, "?rule=tighter", viewport={"width": 375, "height": 812})
+    expect(page.locator("dl div").filter(has_text="In shadow")).to_contain_text(
+        re.compile(r"[1-9]\d* would be limited")
+    )
+    expect(row(page, "Whom", "203.0.113.7").locator("td:visible")).to_have_text(re.compile(r"^[1-9]\d*$"))
 
 
 def test_every_value_of_a_table_has_its_label_on_a_phone(site: Site, opened: OpenPage) -> None:
@@ -214,9 +217,6 @@ def test_page_goes_by_the_keyboard(site: Site, opened: OpenPage) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
     page.keyboard.press("Tab")
-    expect(page.get_by_label("Search bans")).to_be_focused()
-    for _ in range(2):
-        page.keyboard.press("Tab")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
@@ -299,10 +299,10 @@ def test_times_are_those_of_the_reader(site: Site, opened: OpenPage) -> None:
 
 
 def test_what_is_told_after_a_change_leaves_the_address_at_once_and_then_the_page(site: Site, opened: OpenPage) -> None:
-    page = opened(site, TOKEN, "bans?q=nobody&done=unban")
+    page = opened(site, TOKEN, "bans?x=y&done=unban")
     expect(page.get_by_text("The change is made")).to_be_visible()
     expect(page.locator("#state")).to_have_text("Live")
-    assert page.url.endswith("/bans?q=nobody")
+    assert page.url.endswith("/bans?x=y")
     expect(page.get_by_text("The change is made")).to_be_hidden()
     page.goto(f"{site.dashboard}bans?done=anything")
     expect(page.locator("#state")).to_have_text("Live")
@@ -438,7 +438,7 @@ def test_from_the_line_to_the_client_its_ban_and_a_raised_limit_in_one_click_eac
         expect(page.get_by_text("The change is made")).to_be_visible()
         until(lambda: site.ask(proxy) == 200, "the limit is raised")
         row(page, "Rules", "everybody").get_by_role("link").click()
-        expect(page.get_by_role("heading", name=f"Rule everybody {2 * AMOUNT}/10m")).to_be_visible()
+        expect(page.get_by_role("heading", name="Rule everybody")).to_be_visible()
         expect(row(page, "Clients", CLIENT)).to_be_visible()
         page.context.close()  # before the server ends
 

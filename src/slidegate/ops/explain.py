@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -12,13 +12,15 @@ from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_r
 from .facts import EVERY, Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
 from .recent_events import SUBJECTS, LoggedEvent
-from .slices import CLIENTS, KEYS
+from .slices import CLIENTS, KEYS, pause
 from .stats_rows import WORKERS, read_events, read_ranking
 from .traffic import Ranking
 
 MOST_EVENTS: Final = 1_000
 """Among how many events its refusals are sought."""
 MOST_CLIENTS: Final = 1_000
+BANS_AT_ONCE: Final = 1_000
+"""After so many bans other tasks run."""
 MOST_REFUSALS: Final = 10
 NOT_LISTED: Final = "limits at endpoints without requests since the start are not listed"
 
@@ -65,7 +67,7 @@ class Answers(NamedTuple):
 
     published: Sequence[Publication]
     overrides: Sequence[Override]
-    bans: AsyncIterable[Ban]
+    bans: Iterable[Ban]
     events: Sequence[LoggedEvent] | None
     rankings: Sequence[Ranking]
 
@@ -82,7 +84,8 @@ async def facts_of(limiter: Limiter, key: Any) -> Facts:
         events = await read_events(limiter, MOST_EVENTS)
         now_us = await limiter.now_us()
         rankings = [await read_ranking(limiter, kind, MOST_CLIENTS, now_us) for kind in (CLIENTS, KEYS)]
-    answers = Answers(await limiter.published(), await limiter.overrides(), limiter.bans(), events, rankings)
+    bans = [ban async for ban in limiter.bans()]
+    answers = Answers(await limiter.published(), await limiter.overrides(), bans, events, rankings)
     return await facts_in(answers, limiter, key)
 
 
@@ -110,8 +113,7 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
         if change is not None and rule.named_limit().takes(change.limit):
             reader.changed[rule] = change.limit
     reader.operators = [*filter(is_operator, keys_refusing(limiter, key))]
-    banned = {*keys, EVERYONE}
-    reader.bans = [ban async for ban in answers.bans if ban.key in banned or reader.subject.may_be_banned(ban)]
+    reader.bans = await _bans_among(answers.bans, reader.subject, {*keys, EVERYONE})
     now_us = await _read_windows(limiter, reader, rules)
     rows: dict[Fact, int] = {}
     if not published:  # its bans are known
@@ -142,6 +144,17 @@ def _amounts_in(rankings: Iterable[Ranking], keys: Collection[str]) -> dict[tupl
             if client.key in keys:
                 amounts |= {(client.key, rule): limits for rule, limits in client.amounts.items()}
     return amounts
+
+
+async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[str]) -> list[Ban]:
+    """Return the bans that may refuse a key, or one of those by which it is counted."""
+    found: list[Ban] = []
+    for number, ban in enumerate(bans):
+        if ban.key in keys or subject.may_be_banned(ban):
+            found.append(ban)
+        if not number % BANS_AT_ONCE:
+            await pause()
+    return found
 
 
 def _refusals_in(events: Iterable[LoggedEvent], keys: Collection[str]) -> list[LoggedEvent]:

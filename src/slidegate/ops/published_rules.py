@@ -160,16 +160,3 @@ def limit_text(limit: Any) -> str:
     if not limit.changeable:
         return BY_FUNCTION
     return str(limit.limit)
-
-
-def limits_by_rule(limits: Iterable[Any]) -> dict[str, str]:
-    """Return the limits in force, in words, by the label of their rule."""
-    texts: dict[str, list[str]] = {}
-    for limit in limits:
-        texts.setdefault(limit.rule, []).append(limit_text(limit))
-    return {rule: "; ".join(of_rule) for rule, of_rule in texts.items()}
-
-
-def shadow_rules(limits: Iterable[Any]) -> set[str]:
-    """Return the labels of the rules that report only."""
-    return {limit.rule for limit in limits if limit.shadow}

@@ -151,11 +151,10 @@ class Api:
             "not_read": [*facts.left_out],
         }
 
-    async def read_bans(self, q: str = "") -> dict[str, Any]:
-        """Return the newest 1,000 bans that contain a text, and how many there are."""
-        bans = await self._service.bans(q)
-        rows = [row_of_ban(ban) for ban in bans.newest]
-        return {"bans": rows, "matching": bans.matching, "total": len(bans.all)}
+    async def read_bans(self) -> dict[str, Any]:
+        """Return the newest 1,000 bans, and how many there are."""
+        bans = await self._service.bans()
+        return {"bans": [row_of_ban(ban) for ban in bans.newest], "total": len(bans.all)}
 
     async def read_limits(self) -> dict[str, Any]:
         """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""

@@ -35,7 +35,6 @@ _FILTERS: Final = (texts.count, texts.ms, texts.span, texts.moment, texts.plain,
 _GLOBALS: Final[dict[str, Any]] = {
     "rate": texts.rate,
     "share": texts.share,
-    "address": texts.address,
     "grouped": texts.grouped,
     "titles": TITLES,
     "windows": WINDOWS,
@@ -99,23 +98,11 @@ class Page:
         status = wrong.get("status", 200)
         variables = {"title": TITLES[path], "path": path, "query": query, "wrong": wrong, "limiter": self._limiter}
         try:
-            view, tabs, notice = await together(
-                VIEWS[name](self._service, query), self._tab_numbers(), self._notice(query)
-            )
+            view, notice = await together(VIEWS[name](self._service, query), self._notice(query))
         except StoreError:
             line, _ = await self._service.incident()
-            return self._draw("away", status, {**variables, "line": line, "tabs": {}})
-        return self._draw(name, status, {**variables, "view": view, "tabs": tabs, "notice": notice})
-
-    async def _tab_numbers(self) -> dict[str, int]:
-        """Return the numbers beside the names of views: of refused clients, of bans, of findings and changes."""
-        service = self._service
-        clients, bans, changes = await together(service.clients(), service.bans(), service.overrides())
-        return {
-            "clients": len(clients.refused),
-            "bans": len(bans.all),
-            "configuration": len(service.findings()) + len(changes),
-        }
+            return self._draw("away", status, {**variables, "line": line})
+        return self._draw(name, status, {**variables, "view": view, "notice": notice})
 
     async def _notice(self, query: Query) -> str:
         """Return the text about the change that was made just before; empty without one."""

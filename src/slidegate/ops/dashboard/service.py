@@ -7,7 +7,7 @@ The parts of an answer are read at the same time, and never for one client after
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -34,7 +34,6 @@ from .texts import span
 WINDOW: Final = "5m"
 WINDOWS: Final = (WINDOW, "1h", "6h", "24h")
 MAX_BANS: Final = 1_000
-BANS_AT_ONCE: Final = 1_000
 MAX_ANSWERS: Final = 64
 FRESH_S: Final = 2.0
 """How long an answer is used, or four times as long as it took, if that is longer."""
@@ -62,14 +61,12 @@ class Bans(NamedTuple):
     Attributes:
         all: All.
         by_key: The longest of each key.
-        newest: The newest that contain a text, at most `MAX_BANS`.
-        matching: How many contain it.
+        newest: The newest, at most `MAX_BANS`.
     """
 
     all: Sequence[Ban]
     by_key: Mapping[str, Ban]
     newest: Sequence[Ban]
-    matching: int
 
     def refusing(self, limiter: Limiter, key: Any) -> Ban | None:
         """Return the longest of those that refuse a key; None for none."""
@@ -219,26 +216,25 @@ class Service:
         published, overrides, bans, events, *rankings = await together(
             self.published(), self.overrides(), self.bans(), self.events(), self.clients(), self.keys()
         )
-        answers = Answers(published, overrides, in_steps(bans.all), events, rankings)
+        answers = Answers(published, overrides, bans.all, events, rankings)
         facts = await facts_in(answers, self.limiter, key)
         return Client(self.limiter.key_for(outermost_key), bans.refusing(self.limiter, key), facts)
 
     # -- what is in force ----------------------------------------------------------------------------------------------
 
-    async def bans(self, text: str = "") -> Bans:
-        """Return the bans, and the newest of those that contain a text."""
-        bans = await self._shared(self._read_bans, "bans")
-        if not text:
-            return bans
-        newest, matching = await _newest_with(text, bans.all)
-        return bans._replace(newest=newest, matching=matching)
+    async def bans(self) -> Bans:
+        """Return the bans."""
+        return await self._shared(self._read_bans, "bans")
 
     async def _read_bans(self) -> Bans:
-        bans, by_key = list[Ban](), dict[str, Ban]()
+        bans, by_key, newest = list[Ban](), dict[str, Ban](), list[Ban]()
         async for ban in self.limiter.bans():
             bans.append(ban)
             by_key[ban.key] = max(ban, by_key.get(ban.key, ban), key=_end_of)
-        return Bans(bans, by_key, *await _newest_with("", bans))
+            newest.append(ban)
+            if len(newest) > 2 * MAX_BANS:  # so that no step grows with their number
+                newest = _newest_of(newest)
+        return Bans(bans, by_key, _newest_of(newest))
 
     async def off(self) -> Override | None:
         """Return the change that has switched all workers off; None for none."""
@@ -266,25 +262,5 @@ class Service:
         return await self._shared(partial(read_events, self.limiter, MOST_EVENTS), "events")
 
 
-async def in_steps(bans: Iterable[Ban]) -> AsyncIterator[Ban]:
-    """Yield bans, so that no step grows with their number."""
-    for number, ban in enumerate(bans, start=1):
-        yield ban
-        if not number % BANS_AT_ONCE:
-            await checkpoint()
-
-
-async def _newest_with(text: str, bans: Sequence[Ban]) -> tuple[list[Ban], int]:
-    """Return the newest of the bans that contain a text, and how many do."""
-    text = text.casefold()
-    newest: list[Ban] = []
-    matching = 0
-    for first in range(0, len(bans), BANS_AT_ONCE):
-        for ban in bans[first : first + BANS_AT_ONCE]:
-            if any(text in part.casefold() for part in (ban.key, ban.reason, ban.by)):
-                newest.append(ban)
-                matching += 1
-        # At each step, so that none grows with their number.
-        newest = sorted(newest, key=lambda ban: (-ban.since_us, ban.key))[:MAX_BANS]
-        await checkpoint()
-    return newest, matching
+def _newest_of(bans: Iterable[Ban]) -> list[Ban]:
+    return sorted(bans, key=lambda ban: (-ban.since_us, ban.key))[:MAX_BANS]

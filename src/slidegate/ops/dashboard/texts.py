@@ -1,12 +1,11 @@
-"""How pages write numbers, times, texts of clients and addresses of views; texts of clients are escaped."""
+"""How pages write numbers, times and texts of clients, which are escaped."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
-from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
 
@@ -91,14 +90,3 @@ def grouped(events: Iterable[LoggedEvent]) -> list[list[LoggedEvent]]:
             message = ""
         groups.setdefault((event.kind, message), []).append(event)
     return [*groups.values()]
-
-
-def address(view: str, query: Mapping[str, str], **changed: str) -> str:
-    """Return the relative address of a view with a query, in which some fields are changed.
-
-    Empty fields are left out, and `done`, which is about the change before.
-    """
-    fields = {name: value for name, value in {**query, "done": "", **changed}.items() if value}
-    if not fields:
-        return f"./{view}"
-    return f"./{view}?{urlencode(fields)}"

@@ -28,7 +28,7 @@ async function refresh() {
   if (busy()) return "Paused";
   const focused = document.activeElement;
   localize(page.body);
-  for (const id of ["tabs", "main"]) merge(document.getElementById(id), page.getElementById(id));
+  merge(main, page.getElementById("main"));
   if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   return "Live";
 }
