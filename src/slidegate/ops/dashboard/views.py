@@ -100,13 +100,8 @@ async def _ranked(service: Service, ranking: Ranking, bans: Bans) -> list[Client
 async def bans(service: Service, query: Query) -> Variables:
     """Return the bans, what operators have done, and events."""
     in_force, history, events = await together(service.bans(), service.history(), service.events())
-    listed = [event for event in events if event.kind not in _UNLISTED]
-    return {
-        "bans": in_force,
-        "rows": in_force.newest[:MAX_ROWS],
-        "history": history,
-        "events": grouped(listed)[:MAX_ROWS],
-    }
+    listed = grouped(event for event in events if event.kind not in _UNLISTED)
+    return {"bans": in_force.all, "newest": in_force.newest[:MAX_ROWS], "history": history, "events": listed[:MAX_ROWS]}
 
 
 async def configuration(service: Service, query: Query) -> Variables:
