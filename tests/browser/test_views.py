@@ -499,7 +499,7 @@ def test_all_of_it_works_without_scripts_and_a_page_with_them_says_that_its_serv
         page.get_by_label("Amount").locator("visible=true").fill("2")
         page.get_by_role("button", name="Change everybody").click()
         expect(row(page, "Limits", "everybody")).to_contain_text("2/10m")
-        expect(row(page, "Limits", "everybody")).to_contain_text("by ann")
+        expect(row(page, "Changes in force", "everybody")).to_contain_text("ann")
         page.get_by_label("Restore everybody").click()
         page.get_by_role("button", name="Restore everybody").click()
         expect(page.get_by_text("The change is made")).to_be_visible()

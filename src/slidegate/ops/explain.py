@@ -12,6 +12,7 @@ from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_r
 from .facts import EVERY, Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
 from .recent_events import SUBJECTS, LoggedEvent
+from .rows import named, row_of_ban, row_of_window, seconds
 from .slices import CLIENTS, KEYS, pause
 from .stats_rows import WORKERS, read_events, read_ranking
 from .traffic import Ranking
@@ -54,6 +55,36 @@ class Facts:
             return None
         refusing = [row for row in self.rows if row.does is Verdict.REFUSES]
         return min(refusing, key=lambda row: row.requests != EVERY, default=None)
+
+
+def answer_of(facts: Facts) -> dict[str, Any]:
+    """Return the facts about a key as JSON shows them."""
+    off_until_us = refused_by = until_us = None
+    if facts.off is not None:
+        off_until_us = facts.off.until_us
+    if facts.refused_by is not None:
+        refused_by, until_us = facts.refused_by.by, facts.refused_by.until_us(facts.now_us)
+    return {
+        "key": facts.key,
+        "at": seconds(facts.now_us),
+        "refused_by": refused_by,
+        "until_at": seconds(until_us),
+        "off_until_at": seconds(off_until_us),
+        "workers": facts.workers,
+        "not_read": [*facts.left_out],
+        "refusals": [{"at": seconds(event.time_us), **event.details} for event in facts.refusals or ()],
+        "rows": [row_of_fact(fact) for fact in facts.rows],
+    }
+
+
+def row_of_fact(fact: Fact) -> dict[str, Any]:
+    """Return the row of a rule, a list or a ban."""
+    row = {"rule": fact.by, "now": fact.does.value, **named(fact, "what", "requests", "key", "note")}
+    if fact.window is not None:
+        row = {**row_of_window(fact.window), **row}
+    if fact.ban is not None:
+        row["ban"] = row_of_ban(fact.ban)
+    return row
 
 
 class Answers(NamedTuple):

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from .. import Limiter
-from ..limiter import Override, Publication, PublishedRule
+from ..limiter import Publication, PublishedRule
 
 BY_FUNCTION: Final = "by a function"
 _CLIENT: Final = "client"
@@ -117,7 +116,6 @@ class LimitRow(NamedTuple):
         limit: The limit in force, in words.
         configured: The limit in code.
         amount: The amount in force; None if a function returns it.
-        change: Its change; None for none.
     """
 
     name: str
@@ -127,36 +125,21 @@ class LimitRow(NamedTuple):
     limit: str
     configured: str
     amount: int | None
-    change: Override | None
 
 
-def limit_rows(limiter: Limiter, overrides: Iterable[Override]) -> list[LimitRow]:
-    """Return the limits of this process, each with its change."""
-    changes = {override.name: override for override in overrides}
-    limits = limiter.limits()
+def limit_rows(limits: Iterable[Any]) -> list[LimitRow]:
+    """Return the limits of this process."""
     changeable = changeable_limits(limits)
     rows = []
     for limit in limits:
-        change = changes.get(limit.name)
-        if change is not None and not limit.takes(change.limit):
-            change = None
-        configured, amount = BY_FUNCTION, None
+        text, configured, amount = BY_FUNCTION, BY_FUNCTION, None
         if limit.changeable:
-            configured, amount = str(limit.configured), limit.limit.amount
+            text, configured, amount = str(limit.limit), str(limit.configured), limit.limit.amount
         is_changeable = changeable.get(limit.name) is limit
-        rows.append(
-            LimitRow(limit.name, limit.rule, limit.shadow, is_changeable, limit_text(limit), configured, amount, change)
-        )
+        rows.append(LimitRow(limit.name, limit.rule, limit.shadow, is_changeable, text, configured, amount))
     return rows
 
 
 def changeable_limits(limits: Iterable[Any]) -> dict[str, Any]:
     """Return the limits that can be changed, by name: of equal names the last one, which workers publish."""
     return {limit.name: limit for limit in limits if limit.changeable}
-
-
-def limit_text(limit: Any) -> str:
-    """Return a limit in force; one that a function returns for each request is not known here."""
-    if not limit.changeable:
-        return BY_FUNCTION
-    return str(limit.limit)

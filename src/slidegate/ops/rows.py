@@ -57,6 +57,15 @@ def row_of_window(view: LimitState) -> dict[str, Any]:
     }
 
 
+def as_json(value: Any) -> Any:
+    """Return a tuple with names, or a list of them, as JSON shows it, and so the values in it."""
+    if hasattr(value, "_asdict"):
+        return {name: as_json(part) for name, part in value._asdict().items()}
+    if isinstance(value, list | tuple):
+        return [as_json(part) for part in value]
+    return value
+
+
 def seconds(span_us: int | None) -> float | None:
     """Return a number of microseconds in seconds; None for None."""
     if span_us is None:

@@ -317,7 +317,7 @@ async def test_keys_of_any_characters_are_found_lifted_and_shown_as_text_in_ever
     shadow = RateLimitMiddleware(hello, rules=[tried], limiter=site.limiter)
     assert await statuses(keyed, 2) == [200, 429]
     assert await statuses(shadow, 2) == [200, 200]
-    assert [one["details"]["status"] for one in (await read(site, "client", key=key))["refusals"]] == ["429"]
+    assert [one["status"] for one in (await read(site, "client", key=key))["refusals"]] == ["429"]
     assert f"./clients?{urlencode({'key': key})}" in (await site.page("?rule=tried")).names("a", "href")
     status, _ = await site.ask("POST", "bans", {"key": key, "duration": "1h", "reason": key})
     assert status == (200 if key.startswith("user:") else 400)
@@ -380,7 +380,7 @@ async def test_the_fallback_of_a_function_is_shown_nowhere_as_the_limits_of_a_cl
     (label,) = view.by_function
     found = await read(site, "client", key=key)
     if where == "default_limits":  # which count the address, so that statistics have seen what the function returned
-        assert [row["what"] for row in found["rows"] if row["by"] == label] == ["600/1m"]
+        assert [row["what"] for row in found["rows"] if row["rule"] == label] == ["600/1m"]
     else:
         assert f"keys that functions return ({label})" in found["not_read"]
     shown = [json.dumps(await read(site, "limits")), json.dumps(await read(site, "client", key=key)), repr(view)]

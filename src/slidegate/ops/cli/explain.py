@@ -9,9 +9,9 @@ from typing import Any, Final
 import click
 
 from ... import Limiter
-from ..explain import NOT_LISTED, Facts, facts_of
+from ..explain import NOT_LISTED, Facts, answer_of, facts_of, row_of_fact
 from ..facts import EVERY, Fact, joined
-from ..rows import key_of, row_of_ban, row_of_window, seconds, span_of
+from ..rows import key_of, span_of
 from .bans import compare_secrets
 from .main import UNKNOWN, Answer, NoAnswer, asking, program, table, time_of, with_value
 
@@ -59,42 +59,11 @@ def _code_of(facts: Facts) -> int:
 
 def _rows(facts: Facts) -> Iterator[dict[str, Any]]:
     """Yield the rows of the tables, and the verdict as the last one."""
-    for event in facts.refusals or ():
-        yield {"row": "refusal", "at": event.time_us / _S, **event.details}
-    for fact in facts.rows:
-        yield {"row": "fact", **_row_of(fact)}
-    refused_by = until_us = off_until_at = None
-    if facts.refused_by is not None:
-        refused_by, until_us = facts.refused_by.by, facts.refused_by.until_us(facts.now_us)
-    if facts.off is not None:
-        off_until_at = facts.off.until_us / _S
-    yield {
-        "row": "verdict",
-        "key": facts.key,
-        "at": facts.now_us / _S,
-        "refused_by": refused_by,
-        "until_at": seconds(until_us),
-        "off_until_at": off_until_at,
-        "workers": facts.workers,
-        "not_read": [*facts.left_out],
-        "code": _code_of(facts),
-    }
-
-
-def _row_of(fact: Fact) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "rule": fact.by,
-        "what": fact.what,
-        "now": fact.does.value,
-        "requests": fact.requests,
-        "key": fact.key,
-        "note": fact.note,
-    }
-    if fact.window is not None:
-        row = {**row_of_window(fact.window), **row}
-    if fact.ban is not None:
-        row["ban"] = row_of_ban(fact.ban)
-    return row
+    answer = answer_of(facts)
+    for name, kind in (("refusals", "refusal"), ("rows", "fact")):
+        for row in answer.pop(name):
+            yield {"row": kind, **row}
+    yield {"row": "verdict", **answer, "code": _code_of(facts)}
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -117,7 +86,7 @@ def _lines(facts: Facts) -> Iterator[str]:
 
 
 def _cells(fact: Fact) -> dict[str, Any]:
-    cells = {**dict.fromkeys(_COLUMNS), **_row_of(fact)}
+    cells = {**dict.fromkeys(_COLUMNS), **row_of_fact(fact)}
     cells["left"] = cells.get("remaining")
     if cells.get("more_after_s"):
         cells["more in"] = span_of(cells["more_after_s"])

@@ -15,18 +15,15 @@ from starlette.exceptions import HTTPException
 from ... import ConfigurationError, StoreError
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, logger
-from ..facts import Fact
+from ..explain import answer_of
 from ..published_rules import changeable_limits, limit_rows, rule_rows
 from ..readers import where_banned
-from ..rows import check_key, key_of, named, row_of_action, row_of_ban, row_of_change, row_of_window, seconds
-from ..statistics import LoggedEvent, Traffic
+from ..rows import as_json, check_key, key_of, named, row_of_action, row_of_ban, row_of_change
+from ..statistics import Traffic
 from ..traffic import COUNTS
 from .service import WINDOW, Service
 
 _S: Final = 1_000_000
-_DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy", "ban")
-"""The details that each event has, empty if it has none."""
-
 _throttle: Final = Throttle()
 """Limits the rate of lines about requests to dashboards that fail because the store does not answer."""
 
@@ -119,37 +116,16 @@ class Api:
         }
 
     async def read_summary(self) -> dict[str, Any]:
-        """Return the line on top of the page, what can be done about it, and the rows below it."""
-        line, refusals = await self._service.incident()
-        rows = None
-        if refusals is not None:
-            rows = {**refusals._asdict(), "rows": [row._asdict() for row in refusals.rows]}
-        return {
-            "kind": line.kind,
-            "text": line.text,
-            "values": named(line, "client", "rule", "many"),
-            "actions": [action._asdict() for action in line.actions],
-            "refusals": rows,
-        }
+        """Return the line on top of the page, what can be done about it, and the rows that it is computed from."""
+        return {**as_json(await self._service.line())}
 
     async def read_client(self, key: str) -> dict[str, Any]:
-        """Return a row for each limit, list and ban of a client, its latest refusals, and what could not be read."""
+        """Return what `slidegate explain` shows of a client, and the ban that refuses it."""
         client = await self._service.client(key)
-        facts = client.facts
-        ban = refused_by = until_at = None
+        ban = None
         if client.ban is not None:
             ban = row_of_ban(client.ban)
-        if facts.refused_by is not None:
-            refused_by, until_at = facts.refused_by.by, seconds(facts.refused_by.until_us(facts.now_us))
-        return {
-            "key": client.key,
-            "ban": ban,
-            "refused_by": refused_by,
-            "until_at": until_at,
-            "rows": [_fact(row) for row in facts.rows],
-            "refusals": [_event(event) for event in facts.refusals or ()],
-            "not_read": [*facts.left_out],
-        }
+        return {**answer_of(client.facts), "key": client.key, "ban": ban}
 
     async def read_bans(self) -> dict[str, Any]:
         """Return the newest 1,000 bans, and how many there are."""
@@ -157,16 +133,9 @@ class Api:
         return {"bans": [row_of_ban(ban) for ban in bans.newest], "total": len(bans.all)}
 
     async def read_limits(self) -> dict[str, Any]:
-        """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""
-        overrides = await self._service.overrides()
-        changes = {change.name: row_of_change(change) for change in overrides}
-        rows = []
-        for row in limit_rows(self._limiter, overrides):
-            fields = row._asdict()
-            if row.change is not None:
-                fields["change"] = changes[row.name]
-            rows.append(fields)
-        return {"limits": rows, "off": changes.get("*")}
+        """Return the limits of this process, and the changes in force; that of ``*`` switches all workers off."""
+        changes = [row_of_change(change) for change in await self._service.overrides()]
+        return {"limits": as_json(limit_rows(self._limiter.limits())), "changes": changes}
 
     async def read_history(self) -> dict[str, Any]:
         """Return the latest 200 bans and changes by hand and by commands, the last one first."""
@@ -174,7 +143,7 @@ class Api:
 
     async def read_rules(self) -> dict[str, Any]:
         """Return the rules that workers have published, and what other workers enforce in place of them."""
-        return {"rules": [row._asdict() for row in rule_rows(await self._service.published())]}
+        return {"rules": as_json(rule_rows(await self._service.published()))}
 
     # -- change --------------------------------------------------------------------------------------------------------
 
@@ -227,15 +196,3 @@ def _counts(traffic: Traffic) -> dict[str, Any]:
         if time_us is not None:
             counts[f"{name}_ms"] = time_us / 1_000
     return counts
-
-
-def _fact(fact: Fact) -> dict[str, Any]:
-    row = {**named(fact, "by", "what", "requests", "key", "note"), "does": fact.does.value}
-    if fact.window is not None:
-        row = {**row_of_window(fact.window), **row}
-    return row
-
-
-def _event(event: LoggedEvent) -> dict[str, Any]:
-    details = {**dict.fromkeys(_DETAILS, ""), **event.details}
-    return {"at": event.time_us / _S, **named(event, "kind", "message", "worker"), "details": details}

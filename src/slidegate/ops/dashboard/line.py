@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from ... import Networks
 from ...core.addresses import network_of
+from ...core.bans.policy import PRIVATE
 from ...limiter import Publication
 from ..kinds import EVERYONE
 from ..statistics import ClientTraffic
@@ -28,9 +29,6 @@ MANY_KEYS: Final = 3
 """With so many users, cookies or API keys an address is that of several people."""
 ONE_CLIENT: Final = {4: 1, 6: 2**64}
 """How many addresses one client has, by their version; a larger network is one of many."""
-_PRIVATE_4: Final = ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16")
-PRIVATE: Final = Networks([*_PRIVATE_4, "::1/128", "fc00::/7", "fe80::/10"])
-"""The addresses within an operator's network; those of documentation, which `ipaddress` calls private, are not."""
 MEANWHILE: Final = {
     "local": "each worker counts alone",
     "allow": "requests pass uncounted",
@@ -97,17 +95,15 @@ class Line(NamedTuple):
     Attributes:
         kind: ``off``, ``away``, ``calm``, ``one`` or ``several``.
         text: The line.
-        client: The client that it names; empty for none.
-        rule: The rule that refused.
-        many: What shows that many people stand behind the client.
+        refusals: What it is computed from; None if that is not known.
+        client: The client that it names; None for none.
         actions: What can be done, the first one first.
     """
 
     kind: str
     text: str
-    client: str = ""
-    rule: str = ""
-    many: str = ""
+    refusals: Refusals | None = None
+    client: ClientRow | None = None
     actions: tuple[Proposal, ...] = ()
 
 
@@ -146,33 +142,33 @@ def line_of(refusals: Refusals, limits: Iterable[Any]) -> Line:
         limits: The limits of this process.
     """
     if not refusals.rows:
-        return Line("calm", "Nobody was refused in the last five minutes")
+        return Line("calm", "Nobody was refused in the last five minutes", refusals)
     unbanned = [row for row in refusals.rows if not row.is_banned]
     if not unbanned:
-        return Line("calm", "Nobody who is not banned by now was refused in the last five minutes")
+        return Line("calm", "Nobody who is not banned by now was refused in the last five minutes", refusals)
     if refusals.whole >= MIN_REFUSALS and unbanned[0].refused > refusals.whole / 2:
-        return _line_of_one(unbanned[0], refusals.whole, limits)
+        return _line_of_one(unbanned[0], refusals, limits)
     text = f"{count(refusals.clients)} clients were refused, most by {refusals.rule}"
     if refusals.clients == 1:
         text = f"1 client was refused, by {refusals.rule}"
-    look = Proposal("look", "")
+    action = Proposal("look", "")
     if any(row.limits for row in unbanned if row.rule == refusals.rule):  # else it is a list or a ban
-        look = Proposal("open", refusals.rule)
-    return Line("several", text, rule=refusals.rule, actions=(look,))
+        action = Proposal("open", refusals.rule)
+    return Line("several", text, refusals, actions=(action,))
 
 
-def _line_of_one(row: ClientRow, whole: int, limits: Iterable[Any]) -> Line:
-    text = f"{row.key} has {share(row.refused, whole)} of {count(whole)} refusals"
+def _line_of_one(row: ClientRow, refusals: Refusals, limits: Iterable[Any]) -> Line:
+    text = f"{row.key} has {share(row.refused, refusals.whole)} of {count(refusals.whole)} refusals"
     look = Proposal("look", row.key)
     if not row.many:
-        return Line("one", text, row.key, row.rule, actions=(Proposal("ban", row.key), look))
+        return Line("one", text, refusals, row, (Proposal("ban", row.key), look))
     text = f"{text}, and stands for many: {row.many}"
-    limits = [limit for limit in limits if limit.rule == row.rule and limit.changeable and not limit.shadow]
-    if len(limits) != 1:  # of several it is not known which one refused
-        return Line("one", text, row.key, row.rule, row.many, (look,))
-    (limit,) = limits
+    of_rule = [limit for limit in limits if limit.rule == row.rule and limit.changeable and not limit.shadow]
+    if len(of_rule) != 1:  # of several it is not known which one refused
+        return Line("one", text, refusals, row, (look,))
+    (limit,) = of_rule
     higher = Proposal("raise", limit.name, limit.with_amount(2 * limit.limit.amount))
-    return Line("one", text, row.key, row.rule, row.many, (look, higher))
+    return Line("one", text, refusals, row, (look, higher))
 
 
 def stands_for(client: ClientTraffic, kinds: Mapping[str, str], proxies: Collection[Networks]) -> str:

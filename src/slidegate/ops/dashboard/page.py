@@ -100,8 +100,7 @@ class Page:
         try:
             view, notice = await together(VIEWS[name](self._service, query), self._notice(query))
         except StoreError:
-            line, _ = await self._service.incident()
-            return self._draw("away", status, {**variables, "line": line})
+            return self._draw("away", status, {**variables, "line": await self._service.line()})
         return self._draw(name, status, {**variables, "view": view, "notice": notice})
 
     async def _notice(self, query: Query) -> str:

@@ -170,19 +170,19 @@ class Service:
         now_us = await self.publish()
         return await self._shared(partial(read_ranking, self.limiter, kind, MOST_CLIENTS, now_us), kind, str(now_us))
 
-    async def incident(self) -> tuple[Line, Refusals | None]:
-        """Return the line on top of the page, and the rows that it is computed from; None if the store is away."""
+    async def line(self) -> Line:
+        """Return the line on top of the page, and the rows that it is computed from."""
         if self.limiter.is_failing:
-            meanwhile = MEANWHILE[self.limiter.on_error or "local"]
-            return Line("away", f"The store is away: {meanwhile}"), None
+            return Line("away", f"The store is away: {MEANWHILE[self.limiter.on_error or 'local']}")
         try:
-            off, refusals = await together(self.off(), self._shared(self._read_refusals, "refusals"))
+            changes, refusals = await together(self.overrides(), self._shared(self._read_refusals, "refusals"))
         except StoreError:
-            return Line("away", "The store did not answer, so nothing is known of the last five minutes"), None
-        if off is None:
-            return line_of(refusals, self.limiter.limits()), refusals
-        left_s = off.until_us / 1_000_000 - time()
-        return Line("off", f"Limits are off for another {span(left_s)}, by {off.by}: every request passes"), refusals
+            return Line("away", "The store did not answer, so nothing is known of the last five minutes")
+        for change in changes:
+            if change.name == "*":
+                left = span(change.until_us / 1_000_000 - time())
+                return Line("off", f"Limits are off for another {left}, by {change.by}: every request passes", refusals)
+        return line_of(refusals, self.limiter.limits())
 
     async def _read_refusals(self) -> Refusals:
         counts, ranking, bans, published = await together(
@@ -235,10 +235,6 @@ class Service:
             if len(newest) > 2 * MAX_BANS:  # so that no step grows with their number
                 newest = _newest_of(newest)
         return Bans(bans, by_key, _newest_of(newest))
-
-    async def off(self) -> Override | None:
-        """Return the change that has switched all workers off; None for none."""
-        return next((change for change in await self.overrides() if change.name == "*"), None)
 
     def findings(self) -> list[Any]:
         """Return the probable mistakes in the middlewares of this process."""

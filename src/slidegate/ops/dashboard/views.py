@@ -31,8 +31,8 @@ Variables: TypeAlias = dict[str, Any]
 
 async def now(service: Service, query: Query) -> Variables:
     """Return who was refused in the last five minutes, and what was counted by rules and routes."""
-    (line, refusals), traffic = await together(service.incident(), _traffic(service, query))
-    return {**traffic, "line": line, "refusals": refusals}
+    line, traffic = await together(service.line(), _traffic(service, query))
+    return {**traffic, "line": line}
 
 
 async def _traffic(service: Service, query: Query, rule: str = "", route: str = "") -> Variables:
@@ -106,16 +106,14 @@ async def bans(service: Service, query: Query) -> Variables:
 
 async def configuration(service: Service, query: Query) -> Variables:
     """Return what is configured in this process, and the rules of all workers."""
-    counts, published, overrides, off = await together(
-        service.counts(WINDOW), service.published(), service.overrides(), service.off()
-    )
+    counts, published, changes = await together(service.counts(WINDOW), service.published(), service.overrides())
     return {
         "findings": service.findings(),
-        "limits": limit_rows(service.limiter, overrides),
+        "limits": limit_rows(service.limiter.limits()),
+        "changes": changes,
         "rules": rule_rows(published)[:MAX_RULES],
         "unread": unread_of(published),
         "workers": counts.stats.workers,
-        "off": off,
     }
 
 
