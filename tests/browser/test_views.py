@@ -286,11 +286,8 @@ def test_times_are_those_of_the_reader(site: Site, opened: OpenPage) -> None:
     assert not re.search(r"\dT\d", page.locator("main").inner_text()), "no text has a time in UTC"
     page = opened(site, TOKEN, **zone)
     expect(page.locator("#state")).to_have_text("Live")
-    times = page.locator("figure [data-at]").evaluate_all(  # in one step, because a refresh may come between two
-        """labels => labels.map((label) => [
-            label.textContent,
-            new Date(label.dataset.at * 1000).toLocaleTimeString("sv").slice(0, 5),
-        ])"""
+    times = page.locator("figure time").evaluate_all(  # in one step, because a refresh may come between two
+        "labels => labels.map((label) => [label.textContent, new Date(label.dateTime).toLocaleString('sv')])"
     )
     assert times
     assert [text for text, _ in times] == [own for _, own in times]

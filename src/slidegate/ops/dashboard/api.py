@@ -1,6 +1,6 @@
 """The JSON API: what it returns, in the rows of the page, and what it changes.
 
-Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_ms` milliseconds.
+Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_us` microseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Final
 from starlette.exceptions import HTTPException
 
 from ... import ConfigurationError, StoreError
-from ...core.errors import closest, quoted
 from ...core.logs import Throttle, logger
 from ..explain import answer_of
 from ..published_rules import changeable_limits, limit_rows, rule_rows
@@ -23,7 +22,6 @@ from ..statistics import Traffic
 from ..traffic import COUNTS
 from .service import WINDOW, Service
 
-_S: Final = 1_000_000
 _throttle: Final = Throttle()
 """Limits the rate of lines about requests to dashboards that fail because the store does not answer."""
 
@@ -78,23 +76,21 @@ class Api:
             ConfigurationError: A field is unknown, missing or invalid. Values that may be secret are not shown.
         """
         operation = self.operations[name][method]
-        parameters = dict(signature(operation).parameters)
-        parameters.pop("by", None)
-        values = dict(fields)
-        for field, parameter in parameters.items():
-            if parameter.default is parameter.empty:
-                values.setdefault(field, None)  # which is no text
-        for field, value in values.items():
-            if field not in parameters:
-                raise ConfigurationError(f"there is no field {quoted(field)}{closest(field, parameters)}")
+        for field, value in fields.items():
             if not isinstance(value, str):
                 raise ConfigurationError("expected text", field)
-        if method == "GET":
-            return await operation(**fields)
+        keywords = {**fields}
+        if method != "GET":
+            keywords["by"] = by
         try:
-            return await operation(**fields, by=by)
+            signature(operation).bind(**keywords)
+        except TypeError as error:
+            raise ConfigurationError(str(error)) from None
+        try:
+            return await operation(**keywords)
         finally:
-            self._service.forget()
+            if method != "GET":
+                self._service.forget()
 
     # -- read ----------------------------------------------------------------------------------------------------------
 
@@ -103,16 +99,12 @@ class Api:
         counts = await self._service.counts(window)
         stats = counts.stats
         return {
-            "window_s": stats.step_us * len(stats.steps) / _S,
-            "seen_s": stats.seen_us / _S,
-            "step_s": stats.step_us / _S,
-            "start_at": counts.start_at,
-            "at": counts.at,
-            "workers": [worker._asdict() for worker in stats.workers],
-            "total": _counts(stats.total),
-            "rules": {name: _counts(traffic) for name, traffic in stats.rules.items()},
-            "routes": {name: _counts(traffic) for name, traffic in stats.routes.items()},
-            "steps": [_counts(step) for step in stats.steps],
+            **named(counts, "start_at", "at", "step_s", "seen_s"),
+            "workers": as_json(stats.workers),
+            "total": _row_of(stats.total),
+            "rules": {name: _row_of(traffic) for name, traffic in stats.rules.items()},
+            "routes": {name: _row_of(traffic) for name, traffic in stats.routes.items()},
+            "steps": [_row_of(step) for step in stats.steps],
         }
 
     async def read_summary(self) -> dict[str, Any]:
@@ -188,11 +180,5 @@ class Api:
         return {"name": name}
 
 
-def _counts(traffic: Traffic) -> dict[str, Any]:
-    counts = named(traffic, *COUNTS, "limited")
-    for name in ("p50", "p95", "p99"):
-        time_us = getattr(traffic, f"{name}_us")
-        counts[f"{name}_ms"] = None
-        if time_us is not None:
-            counts[f"{name}_ms"] = time_us / 1_000
-    return counts
+def _row_of(traffic: Traffic) -> dict[str, Any]:
+    return named(traffic, *COUNTS, "limited", "p50_us", "p95_us", "p99_us")

@@ -6,8 +6,7 @@ A template draws the curve, in steps from left to right, and percentages of the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from math import ceil, floor, log10
+from math import floor, log10
 from typing import Final, NamedTuple
 
 from ...core import Ban
@@ -16,9 +15,6 @@ from ..statistics import EVERY_S, Stats
 
 SERIES: Final = ("passed", "limited", "banned", "blocked")
 """The counts that are drawn, from the lowest to the highest; the class of the n-th is ``s`` and n."""
-_APART_S: Final = {"5m": 60, "1h": 900, "6h": 7_200, "24h": 21_600}
-"""The distance of labels on the time axis, by window."""
-_UNITS: Final = {"second": 1, "minute": 60, "hour": 3_600}
 _TOPS: Final = (1, 2, 4, 6, 8, 10)
 """What the top of the axis of values may be, times a power of ten: half of it is a round number, too."""
 _CHANGES: Final = ("override", "restore")
@@ -40,55 +36,37 @@ class Counts(NamedTuple):
     at: float
 
     @property
+    def step_s(self) -> float:
+        """The length of a step."""
+        return self.stats.step_us / 1_000_000
+
+    @property
     def seen_s(self) -> float:
         """The part of the window in which workers have counted, by which rates are divided."""
         return max(self.stats.seen_us / 1_000_000, EVERY_S)
 
 
 class Mark(NamedTuple):
-    """Something that happened.
-
-    Attributes:
-        at: When, in Unix time.
-        kind: ``ban`` or ``change``.
-    """
+    """When, in Unix time, something happened: a ``ban`` or a ``change``."""
 
     at: float
     kind: str
 
 
-class Tick(NamedTuple):
-    """A label of the time axis.
-
-    Attributes:
-        percent: Its place.
-        at: Its time, in Unix time.
-        text: The time in UTC.
-    """
-
-    percent: float
-    at: int
-    text: str
-
-
 class Curve(NamedTuple):
-    """A curve.
+    """A curve of requests per minute.
 
     Attributes:
-        unit: The unit of time of its rates.
         top: The rate at the top.
         steps: How many steps it has.
         lines: The path of each series by its class, the highest first, as lower ones are drawn above it.
         marks: The steps in which a ban began or a limit was changed, each with the kind of that.
-        ticks: The labels of the time axis.
     """
 
-    unit: str
     top: float
     steps: int
     lines: dict[str, str]
     marks: list[tuple[int, str]]
-    ticks: list[Tick]
 
 
 def marks_of(history: Iterable[Action], bans: Iterable[Ban]) -> list[Mark]:
@@ -100,29 +78,24 @@ def marks_of(history: Iterable[Action], bans: Iterable[Ban]) -> list[Mark]:
 
 def curve_of(counts: Counts, marks: Iterable[Mark]) -> Curve:
     """Return the curve of some counts, with what happened in their time."""
-    step_s = counts.stats.step_us / 1_000_000
-    rates = _stacked_rates(counts, step_s)
-    steps = len(rates[0])
-    highest = max(rates[-1], default=0)
-    # The first unit in which something happens once.
-    unit = next((name for name, unit_s in _UNITS.items() if highest == 0 or highest * unit_s >= 1), "hour")
-    unit_s = _UNITS[unit]
-    power = 10.0 ** floor(log10(highest * unit_s or 1))
-    top = next(factor * power for factor in _TOPS if factor * power >= highest * unit_s * 0.999999)
+    rates = _stacked_rates(counts)
+    steps, highest = len(rates[0]), max(rates[-1], default=0)
+    power = 10.0 ** floor(log10(highest or 1))
+    top = next(factor * power for factor in _TOPS if factor * power >= highest * 0.999999)
     lines = {}
     for number in reversed(range(len(SERIES))):
         # A series without requests would hide the one below it.
         if number == 0 or rates[number] != rates[number - 1]:
-            points = [f"{step + 0.5} {100 - 100 * rate * unit_s / top:.4g}" for step, rate in enumerate(rates[number])]
+            points = [f"{step + 0.5} {100 - 100 * rate / top:.4g}" for step, rate in enumerate(rates[number])]
             lines[f"s{number}"] = f"M{'L'.join(points)}h0"  # round ends make a dot of a lone value
-    places = {(int((mark.at - counts.start_at) // step_s), mark.kind) for mark in marks}
+    places = {(int((mark.at - counts.start_at) // counts.step_s), mark.kind) for mark in marks}
     marked = sorted((step, kind) for step, kind in places if 0 <= step < steps)
-    return Curve(unit, top, steps, lines, marked, _ticks(counts, step_s * max(steps, 1)))
+    return Curve(top, steps, lines, marked)
 
 
-def _stacked_rates(counts: Counts, step_s: float) -> list[list[float]]:
-    """Return the rates of each series by step, on top of those before it."""
-    steps = counts.stats.steps
+def _stacked_rates(counts: Counts) -> list[list[float]]:
+    """Return the requests per minute of each series by step, on top of those before it."""
+    steps, step_s = counts.stats.steps, counts.step_s
     # Workers write every five seconds: most of a running step of five seconds is not written yet.
     if step_s == EVERY_S:
         steps = steps[:-1]
@@ -131,18 +104,6 @@ def _stacked_rates(counts: Counts, step_s: float) -> list[list[float]]:
     for count in SERIES:
         for place, step in enumerate(steps):
             since_s = counts.at - counts.start_at - place * step_s
-            sums[place] += getattr(step, count) / min(max(since_s, EVERY_S), step_s)  # the last step still runs
+            sums[place] += 60 * getattr(step, count) / min(max(since_s, EVERY_S), step_s)  # the last step still runs
         rates.append([*sums])
     return rates
-
-
-def _ticks(counts: Counts, whole_s: float) -> list[Tick]:
-    """Return the labels of round times, none of them at an edge."""
-    apart_s = _APART_S[counts.window]
-    first_at = ceil(counts.start_at / apart_s) * apart_s
-    ticks = []
-    for at in range(first_at, ceil(counts.start_at + whole_s), apart_s):
-        percent = 100 * (at - counts.start_at) / whole_s
-        if 4 <= percent <= 96:
-            ticks.append(Tick(percent, at, f"{datetime.fromtimestamp(at, UTC):%H:%M}"))
-    return ticks

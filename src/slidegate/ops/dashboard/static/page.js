@@ -77,9 +77,6 @@ function update(kept, fresh) {
 // Shows times in the reader's time zone. The Swedish form is that of ISO 8601.
 function localize(part) {
   for (const time of part.querySelectorAll("time")) time.textContent = new Date(time.dateTime).toLocaleString("sv");
-  for (const tick of part.querySelectorAll("[data-at]")) {
-    tick.textContent = new Date(tick.dataset.at * 1000).toLocaleTimeString("sv").slice(0, 5);
-  }
 }
 
 addEventListener("DOMContentLoaded", () => {
