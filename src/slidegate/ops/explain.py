@@ -11,6 +11,7 @@ from ..core import Ban
 from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_refusing
 from .facts import EVERY, Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
+from .published_rules import some_workers
 from .recent_events import SUBJECTS, LoggedEvent
 from .rows import named, row_of_ban, row_of_window, seconds
 from .slices import CLIENTS, KEYS, pause
@@ -156,15 +157,8 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
         for row in dict.fromkeys(reader.rows_of(publication.rules)):
             rows[row] = rows.get(row, 0) + publication.workers
     workers = sum(publication.workers for publication in published)
-    of_some = [_of_workers(row, having, workers) for row, having in rows.items()]
+    of_some = [replace(row, note=joined(row.note, some_workers(having, workers))) for row, having in rows.items()]
     return Facts(reader.subject.key, now_us, workers, overrides.get("*"), of_some, refusals, reader.left_out())
-
-
-def _of_workers(row: Fact, having: int, workers: int) -> Fact:
-    """Return a row with the number of workers that have it, if others have not."""
-    if having == workers:
-        return row
-    return replace(row, note=joined(row.note, f"in {having} of {workers} workers"))
 
 
 def _amounts_in(rankings: Iterable[Ranking], keys: Collection[str]) -> dict[tuple[str, str], str]:

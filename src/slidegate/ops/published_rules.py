@@ -16,51 +16,42 @@ _OWN_PREFIXES: Final = (32, 64)
 
 
 class RuleRow(NamedTuple):
-    """A rule, as the first of several groups of equal workers enforces it.
+    """A rule, as some workers enforce it.
 
     Attributes:
         middleware: The name of its middleware.
+        rule: Its label.
         name: The name of its limit; empty without one.
         does: What it does, in words.
-        differing: What other workers do in its place.
+        workers: How many workers have it; empty if all have.
     """
 
     middleware: str
     rule: str
     name: str
     does: str
-    differing: list[str]
+    workers: str
 
 
 def rule_rows(published: Sequence[Publication]) -> list[RuleRow]:
-    """Return the rules of all workers: what the first of equal workers enforce, and where others differ."""
-    readable = [publication for publication in published if publication.is_readable]
-    groups = [_by_name(publication.rules) for publication in readable]
-    rows = []
-    for name in dict.fromkeys(name for group in groups for name in group):
-        texts = [group.get(name, "nothing") for group in groups]
-        differing = []
-        for publication, text in zip(readable, texts, strict=True):
-            if text != texts[0]:
-                differing.append(f"{_workers(publication.workers)}: {text}")
-        row = RuleRow(*name, texts[0], differing)
-        if differing or row.rule != _CLIENT:  # how clients are determined is no rule
-            rows.append(row)
-    return sorted(rows, key=lambda row: not row.differing)
+    """Return the rules of all workers, those first that only some of them have."""
+    having: dict[tuple[str, str, str, str], int] = {}
+    for publication in published:
+        # Limits that the text does not tell apart are one row.
+        for row in {(rule.middleware, rule.rule, rule.name, text_of(rule)): None for rule in publication.rules}:
+            having[row] = having.get(row, 0) + publication.workers
+    workers = sum(publication.workers for publication in published if publication.is_readable)
+    rows = [RuleRow(*row, some_workers(number, workers)) for row, number in having.items()]
+    differing = sorted(row for row in rows if row.workers)
+    # How clients are determined is no rule.
+    return differing + [row for row in rows if not row.workers and row.rule != _CLIENT]
 
 
-def _by_name(rules: Iterable[PublishedRule]) -> dict[tuple[str, str, str], str]:
-    """Return what some workers enforce by each rule, in words."""
-    texts: dict[tuple[str, str, str], dict[str, None]] = {}
-    for rule in rules:
-        texts.setdefault((rule.middleware, rule.rule, rule.name), {})[text_of(rule)] = None
-    return {name: "; ".join(of_name) for name, of_name in texts.items()}
-
-
-def _workers(number: int) -> str:
-    if number == 1:
-        return "1 worker"
-    return f"{number} workers"
+def some_workers(number: int, of: int) -> str:
+    """Return which workers have something, in words; empty for all."""
+    if number == of:
+        return ""
+    return f"in {number} of {of} workers"
 
 
 def unread_of(published: Iterable[Publication]) -> list[str]:
@@ -68,9 +59,9 @@ def unread_of(published: Iterable[Publication]) -> list[str]:
     lines = []
     for publication in published:
         if not publication.is_readable:
-            lines.append(f"the rules of {_workers(publication.workers)} could not be read")
+            lines.append(f"workers whose rules could not be read: {publication.workers}")
         if not publication.same_secret:
-            lines.append(f"{_workers(publication.workers)} digest keys with another secret")
+            lines.append(f"workers that digest keys with another secret: {publication.workers}")
     return lines
 
 
@@ -81,10 +72,8 @@ def text_of(rule: PublishedRule) -> str:
         words += f" by {rule.key}"
     if (rule.ipv4_prefix, rule.ipv6_prefix) != _OWN_PREFIXES:
         words += f" /{rule.ipv4_prefix} and /{rule.ipv6_prefix}"
-    if rule.size == 1:
-        words += " of 1 range"
-    elif rule.size:
-        words += f" of {rule.size:,} ranges"
+    if rule.size:
+        words += f", ranges: {rule.size:,}"
     if rule.requests and rule.requests not in rule.rule:
         words += f", {rule.requests}"
     if rule.conditional:
