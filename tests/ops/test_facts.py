@@ -410,16 +410,6 @@ async def test_a_changed_limit_is_read_in_the_window_in_code(limit: Limit, text:
     assert (row.window.limit.same_window, row.window.used, row.window.remaining) == (limit.same_window, 2, 5)
 
 
-async def test_a_quota_in_a_zone_that_is_not_known_here_is_not_read() -> None:
-    app, _ = await of_one(Rule("*", Quota("5/day", zone="Europe/Berlin"), name="quota"), 2)
-    rows = app.limiter.store.shared_rows.rows
-    for name, (value, *more) in [*rows.items()]:
-        rows[name] = (value.replace(b"Europe/Berlin", b"Europe/Bern"), *more)
-    found = await facts_of(Limiter(app.limiter.store), CLIENT)
-    assert [(row.what, row.does) for row in found.rows] == [("5/day", Verdict.NOT_READ)]
-    assert "quotas in time zones that are not known here (quota)" in found.left_out
-
-
 async def test_all_windows_are_read_in_one_question() -> None:
     situation = await play([(["all", "pair", "wide", "service"], ["default limits"]), (["login"], [])], [])
     asked = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from .. import Limiter
@@ -24,11 +23,11 @@ MOST_CLIENTS: Final = 1_000
 BANS_AT_ONCE: Final = 1_000
 """After so many bans other tasks run."""
 MOST_REFUSALS: Final = 10
+NO_STATISTICS: Final = "refusals, as no worker has written statistics within five minutes"
 NOT_LISTED: Final = "limits at endpoints without requests since the start are not listed"
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """The facts about a key.
 
     Attributes:
@@ -131,14 +130,10 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     published = answers.published
     rules = [rule for publication in published for rule in publication.rules]
     keys = {reader.subject.key, *(reader.subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
-    refusals: list[LoggedEvent] | None = None
+    refusals, left_out = None, [NO_STATISTICS]
     if answers.events is not None:
-        refusals = _refusals_in(answers.events, keys)
+        refusals, left_out = _refusals_in(answers.events, keys), []
         reader.amounts = _amounts_in(answers.rankings, keys)
-        for event in refusals:
-            reader.amounts.setdefault((event.details["key"], event.details["rule"]), event.details.get("limit", ""))
-    else:
-        reader.leave_out("refusals, as no worker has written statistics within five minutes")
     overrides = {override.name: override for override in answers.overrides}
     for rule in rules:
         change = overrides.get(rule.name)
@@ -157,8 +152,9 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
         for row in dict.fromkeys(reader.rows_of(publication.rules)):
             rows[row] = rows.get(row, 0) + publication.workers
     workers = sum(publication.workers for publication in published)
-    of_some = [replace(row, note=joined(row.note, some_workers(having, workers))) for row, having in rows.items()]
-    return Facts(reader.subject.key, now_us, workers, overrides.get("*"), of_some, refusals, reader.left_out())
+    of_some = [row._replace(note=joined(row.note, some_workers(having, workers))) for row, having in rows.items()]
+    left_out += reader.left_out()
+    return Facts(reader.subject.key, now_us, workers, overrides.get("*"), of_some, refusals, left_out)
 
 
 def _amounts_in(rankings: Iterable[Ranking], keys: Collection[str]) -> dict[tuple[str, str], str]:

@@ -8,7 +8,7 @@ A row says what one rule does with the requests that it names, as the store has 
     would refuse   the same of a rule in shadow
     passes         an allowlist, or an exempt rule: what stands below it is not reached by these requests
     not reached    a row above lets all its requests pass
-    not read       a function returns its limits, and statistics have not seen them; or a quota has an unknown zone
+    not read       a function returns its limits, and statistics have not seen them
 
 The rows come from what workers have published, from the store, and from statistics where a worker writes them.
 """
@@ -16,13 +16,14 @@ The rows come from what workers have published, from the store, and from statist
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from ..core import AnyLimit, Ban, ConfigurationError, LimitState, Quota, parse_limits
+from ..core import AnyLimit, Ban, LimitState, Quota, parse_limits
 from ..limiter import PublishedRule
 from .kinds import FUNCTION, Subject, is_operator, ranges_in
+from .published_rules import BY_FUNCTION
 from .rows import listed
 
 EVERY: Final = "every request"
@@ -46,8 +47,7 @@ _WITHOUT_LIMIT: Final = {"block": Verdict.REFUSES, "exempt": Verdict.PASSES}
 """The verdicts of rules without a limit."""
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """What one rule, list or ban means for a key.
 
     Attributes:
@@ -58,6 +58,7 @@ class Fact:
         does: What it does with them now.
         note: On what that depends.
         window: The window of a limit.
+        ban: The ban.
     """
 
     by: str
@@ -102,19 +103,13 @@ class FactsOfRules:
     windows: Mapping[WindowPlace, LimitState] = field(default_factory=dict)
     _left_out: dict[str, dict[str, None]] = field(default_factory=dict)
 
-    def leave_out(self, text: str, whose: str = "") -> None:
+    def leave_out(self, text: str, whose: str) -> None:
         """Note what could not be read, and of which rule."""
         self._left_out.setdefault(text, {})[whose] = None
 
     def left_out(self) -> list[str]:
         """Return what could not be read, in words."""
-        texts: list[str] = []
-        for text, whose in self._left_out.items():
-            names = [name for name in whose if name]
-            if names:
-                text += f" ({listed(names)})"
-            texts.append(text)
-        return texts
+        return [f"{text} ({listed([*whose])})" for text, whose in self._left_out.items()]
 
     def places_of(self, rule: PublishedRule) -> list[WindowPlace]:
         """Return the windows in which a rule counts the key; none if by another one, or if they are not known."""
@@ -122,10 +117,7 @@ class FactsOfRules:
         if rule.action != "limit" or not rule.bucket or not key:
             return []
         if not rule.by_function:
-            try:
-                return [(key, rule.bucket, rule.counted_limit(self.changed.get(rule, "")))]
-            except ConfigurationError:
-                return []
+            return [(key, rule.bucket, rule.counted_limit(self.changed.get(rule, "")))]
         limit_texts = self.amounts.get((key, rule.rule), "")
         return [(key, rule.bucket, _limit_in(text)) for text in limit_texts.split("; ") if text]
 
@@ -161,22 +153,16 @@ class FactsOfRules:
     def _of_list(self, kind: str, does: Verdict, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
         """Yield the row of a list that contains the key, or may contain it or a part of it."""
         parts = [rule for rule in rules if rule.action == kind]
-        if not parts:
-            return
-        unpublished = sum(rule.size for rule in parts if not rule.ranges)
         share = self.subject.share_in(ranges_in(" ".join(rule.ranges for rule in parts)))
-        note = ""
-        if self.subject.addresses is None:
-            note = "if it lists its address"
-        elif share != "whole" and unpublished:
-            note = f"if it is in one of {unpublished:,} ranges, which are too many to be published"
-        elif share == "part":
-            note = "for a part of it"
-        elif share == "none":
+        # Of a list with too many ranges none are published.
+        if not parts or (share == "none" and all(rule.ranges for rule in parts)):
             return
-        if note and does is Verdict.REFUSES:
-            does = Verdict.MAY_REFUSE
-        yield Fact(parts[0].rule, kind, EVERY + where, self.subject.key, does, note)
+        row = Fact(parts[0].rule, kind, EVERY + where, self.subject.key, does)
+        if share != "whole":
+            row = row._replace(note="if it lists its address")
+            if does is Verdict.REFUSES:
+                row = row._replace(does=Verdict.MAY_REFUSE)
+        yield row
 
     def _of_bans(self, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
         """Yield a row for each ban: of every request, or of those for which a rule reads the banned key."""
@@ -208,7 +194,7 @@ class FactsOfRules:
                 key, depends = self.subject.key, joined(depends, "if its function returns the key")
             if key != row.key:
                 continue
-            of_rule = replace(row, requests=(rule.requests or EVERY) + among + where)
+            of_rule = row._replace(requests=(rule.requests or EVERY) + among + where)
             if depends:
                 of_rule = _perhaps(of_rule, depends)
             yield of_rule
@@ -229,7 +215,8 @@ class FactsOfRules:
             return
         places = self.places_of(rule)
         if not places:
-            yield Fact(rule.rule, self._leave_out_limit(rule), requests + among, key, Verdict.NOT_READ)
+            self.leave_out("limits that functions return", rule.rule)
+            yield Fact(rule.rule, BY_FUNCTION, requests + among, key, Verdict.NOT_READ)
         for place in places:
             window = self.windows[place]
             does, note = _does(rule, window)
@@ -238,14 +225,6 @@ class FactsOfRules:
             if rule.by_function:
                 note = joined(note, "by a function, as statistics have seen it")
             yield Fact(rule.rule, str(window.limit), requests + among, key, does, note, window)
-
-    def _leave_out_limit(self, rule: PublishedRule) -> str:
-        """Note why the limit of a rule could not be read; return what is shown in its place."""
-        if rule.by_function:
-            self.leave_out("limits that functions return", rule.rule)
-            return "by a function"
-        self.leave_out("quotas in time zones that are not known here", rule.rule)
-        return rule.limit
 
     def _other_key(self, rule: PublishedRule) -> str:
         """Return by which other key a rule counts requests of the key."""
@@ -273,7 +252,7 @@ def _condition_of(rule: PublishedRule) -> str:
 
 def _perhaps(row: Fact, note: str) -> Fact:
     """Return the row of a ban that may refuse, and on what that depends."""
-    return replace(row, does=Verdict.MAY_REFUSE, note=joined(row.note, note))
+    return row._replace(does=Verdict.MAY_REFUSE, note=joined(row.note, note))
 
 
 def _does(rule: PublishedRule, window: LimitState) -> tuple[Verdict, str]:
@@ -303,20 +282,14 @@ def _below(above: Sequence[Fact], row: Fact) -> Fact:
             continue
         is_certain = not higher.note  # its note says on what it depends
         if is_certain and (higher.requests.startswith(EVERY) or higher.requests == row.requests):
-            return replace(row, does=Verdict.NOT_REACHED, note=f"{higher.by} passes above")
+            return row._replace(does=Verdict.NOT_REACHED, note=f"{higher.by} passes above")
         unless.append(higher.by)
     if not unless or row.does is not Verdict.REFUSES:
         return row
-    return replace(row, note=joined(row.note, f"unless {' or '.join(unless)} lets it pass"))
+    return row._replace(note=joined(row.note, f"unless {' or '.join(unless)} lets it pass"))
 
 
 def _may_meet(requests: str, other: str) -> bool:
     """Return whether a request may be among both of two kinds, as published rules name them."""
-    paths, other_paths = _paths_in(requests), _paths_in(other)
-    if not paths or not other_paths or "{" in requests + other:
-        return True
-    return not paths.isdisjoint(other_paths)
-
-
-def _paths_in(requests: str) -> set[str]:
-    return {word for word in requests.split() if word.startswith("/")}
+    paths, other_paths = [{word for word in text.split() if word.startswith("/")} for text in (requests, other)]
+    return "{" in requests + other or not paths or not other_paths or not paths.isdisjoint(other_paths)

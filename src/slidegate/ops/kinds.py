@@ -119,9 +119,9 @@ class Subject:
         return last - first >= 1 << 128 - rule.ipv6_prefix
 
     def share_in(self, ranges: Iterable[AddressRange]) -> Share:
-        """Return how much of its addresses is in some ranges, no two of which touch."""
+        """Return how much of its addresses is in some ranges, no two of which touch; a part if they are not known."""
         if self.addresses is None:
-            return "none"
+            return "part"
         own_version, first, last = self.addresses
         share: Share = "none"
         for version, low, high in ranges:
@@ -135,7 +135,7 @@ class Subject:
     def share_banned(self, ban: Ban) -> Share:
         """Return how much of its addresses a ban refuses: one by hand refuses a whole network, a policy's its key."""
         banned = network_of(ban.key)
-        if ban.level or banned is None:
+        if ban.level or banned is None or self.addresses is None:
             return "none"
         return self.share_in([banned])
 
