@@ -54,20 +54,13 @@ def some_workers(number: int, of: int) -> str:
     return f"in {number} of {of} workers"
 
 
-def unread_of(published: Iterable[Publication]) -> list[str]:
-    """Return what could not be read, or counts apart."""
-    lines = []
-    for publication in published:
-        if not publication.is_readable:
-            lines.append(f"workers whose rules could not be read: {publication.workers}")
-        if not publication.same_secret:
-            lines.append(f"workers that digest keys with another secret: {publication.workers}")
-    return lines
-
-
 def text_of(rule: PublishedRule) -> str:
     """Return what a published rule does, in words: ``5/1m by address, POST /login``."""
-    words = _what_of(rule)
+    words = rule.limit or rule.action
+    if rule.by_function:
+        words = "limits of a function"
+    elif rule.zone:
+        words += f" from {rule.starts} in {rule.zone}"
     if rule.key:
         words += f" by {rule.key}"
     if (rule.ipv4_prefix, rule.ipv6_prefix) != _OWN_PREFIXES:
@@ -81,14 +74,6 @@ def text_of(rule: PublishedRule) -> str:
     if rule.shadow:
         words += ", in shadow"
     return words
-
-
-def _what_of(rule: PublishedRule) -> str:
-    if rule.by_function:
-        return "limits of a function"
-    if rule.zone:
-        return f"{rule.limit} from {rule.starts} in {rule.zone}"
-    return rule.limit or rule.action
 
 
 # -- the limits of this process ----------------------------------------------------------------------------------------

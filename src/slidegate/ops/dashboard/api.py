@@ -76,9 +76,6 @@ class Api:
             ConfigurationError: A field is unknown, missing or invalid. Values that may be secret are not shown.
         """
         operation = self.operations[name][method]
-        for field, value in fields.items():
-            if not isinstance(value, str):
-                raise ConfigurationError("expected text", field)
         keywords = {**fields}
         if method != "GET":
             keywords["by"] = by
@@ -86,6 +83,9 @@ class Api:
             signature(operation).bind(**keywords)
         except TypeError as error:
             raise ConfigurationError(str(error)) from None
+        for field, value in fields.items():
+            if not isinstance(value, str):
+                raise ConfigurationError("expected text", field)
         try:
             return await operation(**keywords)
         finally:

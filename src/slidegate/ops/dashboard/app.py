@@ -28,7 +28,6 @@ from starlette.types import Receive, Scope, Send
 
 from ... import ConfigurationError, Limiter
 from ...core.arguments import names_checked
-from ...core.errors import closest
 from ...core.logs import Throttle, escaped, logger
 from ...core.passwords import SecretText, revealed
 from .api import Api, problem_of
@@ -155,7 +154,7 @@ class Dashboard:
         method = request.method
         allowed = self._api.operations.get(name)
         if allowed is None:
-            raise HTTPException(404, f"There is no api/{escaped(name, 80)}{closest(name, self._api.operations)}")
+            raise HTTPException(404, f"There is no api/{escaped(name, 80)}")
         if method not in allowed:
             raise HTTPException(405, f"Expected {', '.join(allowed)}.", {"allow": ", ".join([*allowed, "HEAD"])})
         if method != "GET" and not self._changes:

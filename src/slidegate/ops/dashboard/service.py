@@ -1,6 +1,6 @@
 """What the dashboard reads of a limiter. All viewers share each answer, so that many cost the store as much as one.
 
-    view or JSON API --> Service --> cache, by name and fields --> statistics, bans, changes, rules of all workers
+    view or JSON API --> Service --> cache, by what is asked --> statistics, bans, changes, rules of all workers
 
 The parts of an answer are read at the same time, and never for one client after the other.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from time import monotonic, time
 from typing import Any, Final, NamedTuple, TypeVar
@@ -103,18 +102,18 @@ class Service:
     def __init__(self, limiter: Limiter) -> None:
         self.limiter = limiter
         self._statistics = Statistics.of(limiter)
-        self._answers: dict[tuple[str, ...], _Answer] = {}
+        self._answers: dict[Any, _Answer] = {}
 
-    async def _shared(self, ask: Callable[[], Awaitable[T]], *name: str) -> T:
-        """Return an answer that viewers share, by its name and fields."""
-        if name not in self._answers and len(self._answers) >= MAX_ANSWERS:
+    async def _shared(self, ask: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Return what a function returns for some arguments, which viewers share."""
+        if len(self._answers) > MAX_ANSWERS:
             self._answers.clear()
-        answer = self._answers.setdefault(name, _Answer())
+        answer = self._answers.setdefault((ask, *arguments), _Answer())
         async with answer.lock:
             began_s = monotonic()
             if began_s >= answer.until_s:
                 try:
-                    answer.value = await ask()
+                    answer.value = await ask(*arguments)
                 except StoreError as error:
                     answer.value = error
                 now_s = monotonic()
@@ -132,7 +131,7 @@ class Service:
 
     async def publish(self) -> int:
         """Write what this worker has counted; return the store's time, up to which counts are read."""
-        return await self._shared(self._statistics.publish, "publish")
+        return await self._shared(self._statistics.publish)
 
     async def counts(self, window: str, rule: str = "", route: str = "") -> Counts:
         """Return what was counted in a window, of one rule or route if one is named.
@@ -142,15 +141,14 @@ class Service:
         """
         if window not in WINDOWS:
             raise ConfigurationError(f"expected one of {', '.join(WINDOWS)}, not {quoted(window)}", "window")
-        now_us = await self.publish()
-        name = ["counts", window, rule, route]
+        up_to_us = 0
         if window == WINDOW:  # whose counts stand beside those of clients of the same time
-            name.append(str(now_us))
-        return await self._shared(partial(self._read_counts, now_us, window, rule, route), *name)
+            up_to_us = await self.publish()
+        return await self._shared(self._read_counts, window, rule, route, up_to_us)
 
-    async def _read_counts(self, now_us: int, window: str, rule: str, route: str) -> Counts:
-        steps = steps_of(window)
-        if window == WINDOW:  # the time for which clients are counted: the running minute and the four before it
+    async def _read_counts(self, window: str, rule: str, route: str, up_to_us: int) -> Counts:
+        steps, now_us = steps_of(window), up_to_us or await self.publish()
+        if up_to_us:  # the time for which clients are counted: the running minute and the four before it
             client_us, kept = STEPS[CLIENTS]
             first_us = max(now_us // client_us - kept + 1, 0) * client_us
             steps = steps._replace(number=now_us // steps.step_us - first_us // steps.step_us + 1)
@@ -168,14 +166,14 @@ class Service:
 
     async def _ranking(self, kind: str) -> Ranking:
         now_us = await self.publish()
-        return await self._shared(partial(read_ranking, self.limiter, kind, MOST_CLIENTS, now_us), kind, str(now_us))
+        return await self._shared(read_ranking, self.limiter, kind, MOST_CLIENTS, now_us)
 
     async def line(self) -> Line:
         """Return the line on top of the page, and the rows that it is computed from."""
         if self.limiter.is_failing:
             return Line("away", f"The store is away: {MEANWHILE[self.limiter.on_error or 'local']}")
         try:
-            changes, refusals = await together(self.overrides(), self._shared(self._read_refusals, "refusals"))
+            changes, refusals = await together(self.overrides(), self._shared(self._read_refusals))
         except StoreError:
             return Line("away", "The store did not answer, so nothing is known of the last five minutes")
         for change in changes:
@@ -224,7 +222,7 @@ class Service:
 
     async def bans(self) -> Bans:
         """Return the bans."""
-        return await self._shared(self._read_bans, "bans")
+        return await self._shared(self._read_bans)
 
     async def _read_bans(self) -> Bans:
         bans, by_key, newest = list[Ban](), dict[str, Ban](), list[Ban]()
@@ -236,26 +234,22 @@ class Service:
                 newest = _newest_of(newest)
         return Bans(bans, by_key, _newest_of(newest))
 
-    def findings(self) -> list[Any]:
-        """Return the probable mistakes in the middlewares of this process."""
-        return [finding for middleware in self.limiter.middlewares for finding in middleware.findings]
-
     async def overrides(self) -> list[Override]:
         """Return the changes of limits in force."""
-        return await self._shared(self.limiter.overrides, "overrides")
+        return await self._shared(self.limiter.overrides)
 
     async def published(self) -> list[Publication]:
         """Return what workers have published of their rules."""
-        return await self._shared(self.limiter.published, "published")
+        return await self._shared(self.limiter.published)
 
     async def history(self) -> list[Action]:
         """Return what operators and commands have done, the last one first."""
-        return await self._shared(self.limiter.history, "history")
+        return await self._shared(self.limiter.history)
 
     async def events(self) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first."""
         await self.publish()
-        return await self._shared(partial(read_events, self.limiter, MOST_EVENTS), "events")
+        return await self._shared(read_events, self.limiter, MOST_EVENTS)
 
 
 def _newest_of(bans: Iterable[Ban]) -> list[Ban]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from ..kinds import ADDRESS, EVERYONE
-from ..published_rules import limit_rows, rule_rows, unread_of
+from ..published_rules import limit_rows, rule_rows
 from ..statistics import LoggedEvent, Ranking
 from ..tasks import together
 from .counts import curve_of, marks_of
@@ -108,11 +108,11 @@ async def configuration(service: Service, query: Query) -> Variables:
     """Return what is configured in this process, and the rules of all workers."""
     counts, published, changes = await together(service.counts(WINDOW), service.published(), service.overrides())
     return {
-        "findings": service.findings(),
+        "findings": [finding for middleware in service.limiter.middlewares for finding in middleware.findings],
         "limits": limit_rows(service.limiter.limits()),
         "changes": changes,
         "rules": rule_rows(published)[:MAX_RULES],
-        "unread": unread_of(published),
+        "published": published,
         "workers": counts.stats.workers,
     }
 
