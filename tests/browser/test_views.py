@@ -304,19 +304,6 @@ def test_what_is_told_after_a_change_leaves_the_address_at_once_and_then_the_pag
     assert "The change is made" not in page.content()
 
 
-def test_theme_is_chosen_and_kept(site: Site, opened: OpenPage) -> None:
-    page = opened(site, TOKEN, color_scheme="light")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground)
-    button = page.get_by_role("button", name="Theme")
-    for name in ("light", "dark"):
-        button.click()
-        expect(button).to_have_text(f"Theme: {name}")
-    page.reload()
-    expect(button).to_have_text("Theme: dark")
-    assert page.evaluate(ground) != light
-
-
 def test_page_says_when_it_fails_and_goes_on_but_not_after_a_wrong_token(site: Site, opened: OpenPage) -> None:
     page, refreshed = opened(site, TOKEN, expected="status of "), re.compile("/slidegate/$")
     page.route(refreshed, lambda route: route.fulfill(status=500))

@@ -311,7 +311,7 @@ class Visitor:
     async def _page(self, path: str = "", begins: str = "", ends: str = "\0") -> str:
         """Return the lines of a page; or those from one that begins so, up to the next that begins so."""
         lines = (await self.site.page(path)).lines
-        head = next(place for place, line in enumerate(lines) if line.endswith("Theme: system")) + 1
+        head = next(place for place, line in enumerate(lines) if line.endswith("UTC")) + 1
         self._shown = [line for line in lines[head:] if not NO_VALUES.fullmatch(line)]
         part = dropwhile(lambda line: not line.startswith(begins), self._shown)
         return "\n".join(takewhile(lambda line: not line.startswith(ends), part))

@@ -2,19 +2,7 @@
 
 const EVERY_MS = 2000;
 const NOTICE_MS = 15000;
-const THEMES = ["system", "light", "dark"];
-const root = document.documentElement;
 let main, state;
-
-function theme(next) {
-  try {
-    if (next) localStorage.setItem("slidegate.theme", next);
-    return localStorage.getItem("slidegate.theme") ?? "system";
-  } catch {
-    return next ?? "system"; // the browser keeps nothing
-  }
-}
-root.dataset.theme = theme(); // before the first paint
 
 // Nothing moves while text is selected or a button is pressed.
 const busy = () => !getSelection().isCollapsed || main.querySelector(":active") !== null;
@@ -82,13 +70,6 @@ function localize(part) {
 addEventListener("DOMContentLoaded", () => {
   main = document.getElementById("main");
   state = document.getElementById("state");
-  const button = document.getElementById("theme");
-  const label = () => (button.textContent = `Theme: ${(root.dataset.theme = theme())}`);
-  button.hidden = false;
-  button.addEventListener("click", () => {
-    theme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
-    label();
-  });
   // A form in which something was typed stays as it is.
   main.addEventListener("input", (event) => event.target.form && (event.target.form.dataset.keep = ""));
   addEventListener("click", ({ target }) => {
@@ -96,7 +77,6 @@ addEventListener("DOMContentLoaded", () => {
     for (const form of main.querySelectorAll(".pop[open]")) form.open = false;
   });
   document.getElementById("zone").textContent = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  label();
   localize(main);
   // The notice of a change goes after a while, and does not come back when the page is loaded again.
   const made = document.getElementById("made");
