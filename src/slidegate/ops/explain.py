@@ -143,12 +143,9 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     reader.bans = await _bans_among(answers.bans, reader.subject, {*keys, EVERYONE})
     now_us = await _read_windows(limiter, reader, rules)
     rows: dict[Fact, int] = {}
-    if not published:  # its bans are known
-        rows = dict.fromkeys(reader.rows_of(()), 0)
-    for publication in published:
+    for publication in published or [Publication(0, ())]:  # without rules its bans are known
         if not publication.is_readable:
             reader.leave_out("rules of another version", f"{publication.workers} workers")
-            continue
         for row in dict.fromkeys(reader.rows_of(publication.rules)):
             rows[row] = rows.get(row, 0) + publication.workers
     workers = sum(publication.workers for publication in published)

@@ -96,7 +96,7 @@ class Page:
             name = "part"
         wrong = wrong or {}
         status = wrong.get("status", 200)
-        variables = {"title": TITLES[path], "path": path, "query": query, "wrong": wrong, "limiter": self._limiter}
+        variables = {"path": path, "query": query, "wrong": wrong, "limiter": self._limiter}
         try:
             view, notice = await together(VIEWS[name](self._service, query), self._notice(query))
         except StoreError:
@@ -115,8 +115,8 @@ class Page:
 
     def problem(self, path: str, problem: HTTPException) -> Response:
         """Return the page of an error."""
-        status = problem.status_code
-        return self._draw("problem", status, {"title": status, "problem": problem, "above": "../" * path.count("/", 1)})
+        above = "../" * path.count("/", 1)
+        return self._draw("problem", problem.status_code, {"problem": problem, "above": above})
 
     def _draw(self, name: str, status: int, variables: Mapping[str, Any]) -> Response:
         text = self._templates.get_template(f"{name}.html").render(variables, may=self._changes)
