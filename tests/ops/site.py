@@ -197,7 +197,9 @@ class Page(HTMLParser):
             if "data-clock" in self.tags[-1][1]:
                 at = at[11:16]
             assert self._lines[-1].endswith(at)
-        if tag in BLOCKS:
+        if tag == "dt":
+            self._lines[-1] += ": "
+        elif tag in BLOCKS:
             self._lines.append("")
 
     def names(self, tag: str, attribute: str) -> list[str]:

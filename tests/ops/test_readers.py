@@ -11,6 +11,7 @@ from slidegate import (
     MemoryStore,
     RateLimitMiddleware,
     Rule,
+    client_ip,
     cookie,
     everyone,
     header,
@@ -28,66 +29,34 @@ from slidegate.web.keys import combine
 from ..asgi import PEER, call, hello, statuses
 
 DIGEST = "#9e8c9f05d4728d0f8b2cfa5b28b233c4"
-BY_HEADER = Rule("/a", "5/minute", key=header("X-API-Key"), name="keyed")
-CASES: dict[str, tuple[dict[str, Any], Any, str]] = {
-    "an address": ({"limits": "5/minute"}, "203.0.113.7", "it holds on every request"),
-    "a rule": ({"rules": [BY_HEADER]}, f"header:x-api-key{DIGEST}", "it holds where 'keyed' counts by it"),
-    "another header": ({"rules": [BY_HEADER]}, f"header:x-other{DIGEST}", "no published rule reads 'header:x-other'"),
-    "a policy": (
-        {"limits": "5/minute", "bans": BanPolicy("5/minute", "1h", key=header("X-API-Key"))},
-        f"header:x-api-key{DIGEST}",
-        "it holds on every request",
-    ),
-    "a user": ({"limits": "5/minute", "key": user}, "user:ann", "it holds where 'default' counts by it"),
-    "a user with a sign in the name": (
-        {"limits": "5/minute", "key": user},
-        "user:ann#1",
-        "it holds where 'default' counts by it",
-    ),
-    "a user with a long name": (
-        {"limits": "5/minute", "key": user},
-        f"user:{'x' * 70}",
-        "it holds where 'default' counts by it",
-    ),
-    "a header with a long name": (
-        {"rules": [Rule("/a", "5/minute", key=header("X-Internal-Service-Account-Id"), name="keyed")]},
-        header("X-Internal-Service-Account-Id").of("k123"),
-        "it holds where 'keyed' counts by it",
-    ),
-    "a cookie with a sign in its name": (
-        {"rules": [Rule("/a", "5/minute", key=cookie("a#b"), name="keyed")]},
-        cookie("a#b").of("k123"),
-        "it holds where 'keyed' counts by it",
-    ),
-    "a tool": (
-        {"rules": [Rule("/mcp", "5/minute", key=mcp_tool("export", "run", validated=True), name="tools")]},
-        "mcp_tool:export",
-        "it holds where 'tools' counts by it",
-    ),
-    "everyone": (
-        {"rules": [Rule("*", "5/minute", key=everyone, name="all")]},
-        "everyone",
-        "it holds where 'all' counts by it",
-    ),
-    "no user": ({"limits": "5/minute"}, "user:ann", "no published rule reads 'user'"),
-    "a function": (
-        {"limits": "5/minute", "key": lambda request: "x"},
-        "tenant:acme",
-        "it holds where 'default' counts by it",
-    ),
-    "no function": ({"limits": "5/minute"}, "tenant:acme", "no published rule reads 'tenant'"),
-    "both": (
-        {"rules": [Rule("*", "5/minute", key=combine(user, header("X-API-Key")), name="both")]},
-        f"combined{DIGEST}",
-        "it holds where 'both' counts by it",
-    ),
+KEYED = f"header:x-api-key{DIGEST}"
+LONG = header("X-Internal-Service-Account-Id")
+CASES: dict[str, tuple[Any, Any, str]] = {  # the key of a rule or an option, the key that is banned, and what is said
+    "an address": (client_ip(), "203.0.113.7", ""),
+    "a header": (header("X-API-Key"), KEYED, "it holds where 'rule' counts by it"),
+    "another header": (header("X-API-Key"), f"header:x-other{DIGEST}", "no published rule reads 'header:x-other'"),
+    "a policy": (BanPolicy("5/minute", "1h", key=header("X-API-Key")), KEYED, ""),
+    "a user": (user, "user:ann", "it holds where 'rule' counts by it"),
+    "a user with a sign in the name": (user, "user:ann#1", "it holds where 'rule' counts by it"),
+    "a user with a long name": (user, f"user:{'x' * 70}", "it holds where 'rule' counts by it"),
+    "a header with a long name": (LONG, LONG.of("k123"), "it holds where 'rule' counts by it"),
+    "a cookie with a sign in its name": (cookie("a#b"), cookie("a#b").of("k"), "it holds where 'rule' counts by it"),
+    "a tool": (mcp_tool("export", validated=True), "mcp_tool:export", "it holds where 'rule' counts by it"),
+    "everyone": (everyone, "everyone", "it holds where 'rule' counts by it"),
+    "no user": (client_ip(), "user:ann", "no published rule reads 'user'"),
+    "a function": (lambda request: "x", "tenant:acme", "it holds where 'rule' counts by it"),
+    "no function": (client_ip(), "tenant:acme", "no published rule reads 'tenant'"),
+    "both": (combine(user, header("X-API-Key")), f"combined{DIGEST}", "it holds where 'rule' counts by it"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 async def test_where_the_ban_of_a_key_holds_is_said_by_what_workers_have_published(case: str) -> None:
-    options, given, holds = CASES[case]
-    limiter = Limiter(MemoryStore())
+    reads, given, holds = CASES[case]
+    options: dict[str, Any] = {"limits": "5/minute", "bans": reads}
+    if not isinstance(reads, BanPolicy):
+        options = {"rules": [Rule("/mcp", "5/minute", key=reads, name="rule")]}
+    limiter, holds = Limiter(MemoryStore()), holds or "it holds on every request"
     key = limiter.key_for(given)
     nobody = where_banned(await limiter.published(), f"header:x-other{DIGEST}")
     assert nobody.startswith("which rules read 'header:x-other' is not known, as no worker has published that; ")

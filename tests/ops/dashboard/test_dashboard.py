@@ -26,7 +26,6 @@ from starlette.types import Message
 from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule, SlidegateError, client_ip, network
 from slidegate.core import Ban, parse_duration_us
 from slidegate.core.bans.rows import HEADER
-from slidegate.core.errors import StoreUnavailable
 from slidegate.dashboard import Dashboard
 from slidegate.ops.dashboard import counts as chart
 from slidegate.ops.dashboard.app import MAX_BODY
@@ -40,7 +39,6 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import call, hello, page, scope_of, send_scope, statuses
 from ...redis_servers import free_port
-from ...remote_stores import SlowStore
 from ...virtual_time import VirtualTime
 from ...web.middlewares import mmdb
 from ..site import HOST, HOSTILE, NOW_US, SECRET, TOKEN, VIEWS, Page, Site, Visitor, basic
@@ -291,7 +289,7 @@ async def test_rates_are_over_the_time_that_was_seen(window: str, site: Site) ->
     site.clock.advance("50s")
     assert (await read(site, "statistics", window=window))["seen_s"] == 50
     shown = await site.page(f"?window={window}")
-    assert "Requests 15 18 a minute" in shown.text
+    assert "Requests: 15 18 a minute" in shown.text
     assert "counting for 50 s" in shown.text
 
 
@@ -520,18 +518,6 @@ async def test_the_ban_of_a_client_is_that_which_refuses_it(
         found, refusing = (await Service(limiter).client(key)).ban, await limiter.banned(key)
         assert (found and found.until) == (refusing and refusing.until), key  # of several for ever, it may be any
         assert (found is None) == (refusing is None), key
-
-
-async def test_what_the_store_did_not_answer_is_unavailable_and_not_limited() -> None:
-    store = SlowStore(inline=True)
-    limiter = Limiter(store, on_error="deny")
-    app = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter)
-    service = Service(limiter)
-    store.error = StoreUnavailable("gone")
-    assert await statuses(app, 4) == [503] * 4
-    store.error = None
-    total = (await service.counts("5m")).stats.total
-    assert (total.refused, total.unavailable, total.limited) == (0, 4, 0)
 
 
 async def test_the_only_client_that_is_refused_is_on_both_pages_however_many_are_busier(clock: FakeClock) -> None:
