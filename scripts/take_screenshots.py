@@ -29,7 +29,7 @@ def traffic(site: Site) -> None:
         if passed_s > TRAFFIC_S / 2 and chance.random() < 1 / 8:
             who = FLOOD
         site.ask(who, chance.choice(("/", "/", "/", "/reports", "/search")), **{"X-API-Key": f"key of {who}"})
-        time.sleep(chance.random() / 25)
+        time.sleep(chance.random() / 10)
 
 
 def take(browser: Browser, site: Site, name: str, path: str = "") -> None:

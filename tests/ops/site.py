@@ -194,8 +194,6 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag == "time":  # the page's script reads its attribute
             at = str(self.tags[-1][1]["datetime"]).replace("T", " ").removesuffix("Z")
-            if "data-clock" in self.tags[-1][1]:
-                at = at[11:16]
             assert self._lines[-1].endswith(at)
         if tag == "dt":
             self._lines[-1] += ": "
@@ -216,8 +214,6 @@ UNSTEADY = (
 )
 """What depends on the machine, and what stands for it."""
 UTC_TEXT = re.compile("[0-9]{2}T[0-9:]{8}Z")
-NO_VALUES = re.compile("[0-9:]{8}( \\| [0\u2013])+")
-"""A row of a chart's table in which nothing happened."""
 
 
 class Visitor:
@@ -314,7 +310,7 @@ class Visitor:
         """Return the lines of a page; or those from one that begins so, up to the next that begins so."""
         lines = (await self.site.page(path)).lines
         head = next(place for place, line in enumerate(lines) if line.endswith("UTC")) + 1
-        self._shown = [line for line in lines[head:] if not NO_VALUES.fullmatch(line)]
+        self._shown = lines[head:]
         part = dropwhile(lambda line: not line.startswith(begins), self._shown)
         return "\n".join(takewhile(lambda line: not line.startswith(ends), part))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+from anyio.lowlevel import checkpoint
+
 from .. import Limiter
 from ..core import Ban
 from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_refusing
@@ -13,7 +15,7 @@ from .kinds import EVERYONE, Subject, is_operator
 from .published_rules import some_workers
 from .recent_events import SUBJECTS, LoggedEvent
 from .rows import named, row_of_ban, row_of_window, seconds
-from .slices import CLIENTS, KEYS, pause
+from .slices import CLIENTS, KEYS
 from .stats_rows import WORKERS, read_events, read_ranking
 from .traffic import Ranking
 
@@ -171,7 +173,7 @@ async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[st
         if ban.key in keys or subject.may_be_banned(ban):
             found.append(ban)
         if not number % BANS_AT_ONCE:
-            await pause()
+            await checkpoint()
     return found
 
 
