@@ -28,7 +28,7 @@ def traffic(site: Site) -> None:
         who = f"198.51.100.{chance.randrange(2, 250)}"
         if passed_s > TRAFFIC_S / 2 and chance.random() < 1 / 8:
             who = FLOOD
-        site.ask(who, chance.choice(("/", "/", "/", "/reports", "/search")), **{"X-API-Key": f"key of {who}"})
+        site.ask(who, chance.choice(("/", "/", "/", "/reports")), **{"X-API-Key": f"key of {who}"})
         time.sleep(chance.random() / 10)
 
 

@@ -57,6 +57,7 @@ SEAMS = {
     "slidegate.limiter": {"Limiter", "Action", "Override", "Publication", "PublishedRule", "inspect_keys"}
     | {"all_callers", "keys_refusing", "reset_all", "switch_all", "use_clock"},
     "slidegate.core.addresses": {"AddressRange", "network_of"},  # whether a key is an address or a network
+    "slidegate.core.bans.policy": {"PRIVATE"},  # which addresses are within an operator's network
     "slidegate.core.memo": {"MANY", "MEMO_SIZE", "remember"},
     "slidegate.web.broken": {"FailsAtStartup"},  # `slidegate check` shows the errors that such middlewares keep
     "slidegate.core.exceeded": {"RateLimitExceeded"},
