@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import event, example, given, settings
@@ -100,8 +100,7 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A request of a client, or several."""
 
     method: str = "GET"
@@ -111,21 +110,9 @@ class Request:
     times: int = 1
 
 
-PROBES = [
-    Request(),
-    Request("GET", "/health"),
-    Request("POST", "/login"),
-    Request("GET", "/login"),
-    Request("GET", "/old"),
-    Request("GET", "/search"),
-    Request("GET", "/items/7"),
-    Request("GET", "/limited"),
-    Request("GET", "/nowhere"),
-    Request(fields=("x-api-key",)),
-    Request(fields=("vip",)),
-    Request(fields=("evil",)),
-    Request(fields=("night",)),
-]
+PATHS = ("/", "/health", "/login", "/old", "/search", "/items/7", "/limited", "/nowhere")
+PROBES = [Request("POST", "/login"), *(Request(path=path) for path in PATHS)]
+PROBES += [Request(fields=(name,)) for name in ("x-api-key", "vip", "evil", "night")]
 DEEDS: dict[str, Callable[[Limiter], Any]] = {
     "bans it": lambda limiter: limiter.ban(CLIENT, "1h", by="ann"),
     "bans its network": lambda limiter: limiter.ban("203.0.113.0/24", "1h"),
@@ -145,7 +132,7 @@ HISTORIES = st.lists(
     | st.builds(
         Request,
         st.sampled_from(["GET", "POST"]),
-        st.sampled_from(["/", "/login", "/search", "/items/7", "/limited", "/nowhere"]),
+        st.sampled_from(PATHS),
         st.sampled_from([(), ("x-api-key",)]),
         st.sampled_from([CLIENT, CLIENT, NEIGHBOUR, STRANGER]),
         st.integers(1, 7),
@@ -161,18 +148,6 @@ class Situation:
     store: MemoryStore
     apps: list[Any] = field(default_factory=list)
     limiters: list[Limiter] = field(default_factory=list)
-
-    def add(self, rules: list[str], options: list[str]) -> None:
-        """Add a worker."""
-        given: dict[str, Any] = {}
-        for name in options:
-            given |= OPTIONS[name]()
-        if rules:
-            given["rules"] = [RULES[name]() for name in rules]
-        limiter = Limiter(self.store)
-        middleware = RateLimitMiddleware(Starlette(routes=routes()), limiter=limiter, **given)
-        self.apps.append(middleware)
-        self.limiters.append(limiter)
 
     async def send(self, app: Any, request: Request) -> bool:
         """Send a request, and return whether it passed."""
@@ -193,9 +168,15 @@ def new_store() -> MemoryStore:
 async def play(groups: list[tuple[list[str], list[str]]], history: list[Any], *, attached: bool = False) -> Situation:
     situation = Situation(new_store())
     for rules, options in groups:
-        situation.add(rules, options)
-    if attached:
-        for limiter in situation.limiters:
+        given: dict[str, Any] = {}
+        for name in options:
+            given |= OPTIONS[name]()
+        if rules:
+            given["rules"] = [RULES[name]() for name in rules]
+        limiter = Limiter(situation.store)
+        situation.apps.append(RateLimitMiddleware(Starlette(routes=routes()), limiter=limiter, **given))
+        situation.limiters.append(limiter)
+        if attached:
             Statistics.of(limiter)
     for app in situation.apps:
         await situation.send(app, Request(client="192.0.2.99"))
