@@ -168,11 +168,8 @@ def new_store() -> MemoryStore:
 async def play(groups: list[tuple[list[str], list[str]]], history: list[Any], *, attached: bool = False) -> Situation:
     situation = Situation(new_store())
     for rules, options in groups:
-        given: dict[str, Any] = {}
-        for name in options:
-            given |= OPTIONS[name]()
-        if rules:
-            given["rules"] = [RULES[name]() for name in rules]
+        given: dict[str, Any] = {"rules": [RULES[name]() for name in rules]} if rules else {}
+        given.update(pair for name in options for pair in OPTIONS[name]().items())
         limiter = Limiter(situation.store)
         situation.apps.append(RateLimitMiddleware(Starlette(routes=routes()), limiter=limiter, **given))
         situation.limiters.append(limiter)
