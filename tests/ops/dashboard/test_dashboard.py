@@ -568,7 +568,7 @@ def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-@pytest.mark.parametrize("view", [*VIEWS, "?rule=all", "clients?key=198.51.100.0"])
+@pytest.mark.parametrize("view", [*VIEWS, "?rule=all", "?rule=tighter", "clients?key=198.51.100.0"])
 async def test_a_view_asks_the_store_as_few_questions_whoever_has_sent_requests(
     view: str, site: Site, asked: list[str]
 ) -> None:
