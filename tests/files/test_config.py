@@ -34,7 +34,6 @@ from slidegate import (
 )
 from slidegate.files.config import MAKERS, OF_FUNCTIONS, OF_LIMITER, OPTIONS
 from slidegate.ops.cli import run
-from slidegate.web.rule_values import Action, Charging, Matching
 
 from ..asgi import hello, statuses
 from ..web.middlewares import operators
@@ -50,27 +49,16 @@ EVERYTHING_MADE = Path(__file__).with_name("everything.txt")
 """The rules and policies that it makes."""
 
 
-def attributes(one: Any) -> dict[str, Any]:
-    """Return the attributes of a rule or a policy; those of the values that it consists of are its own."""
-    found: dict[str, Any] = {}
-    for name, value in vars(one).items():
-        if isinstance(value, (Matching, Charging, Action)):
-            found.update({name: getattr(value, name) for name in getattr(value, "__slots__", None) or vars(value)})
-        else:
-            found[name] = value
-    return found
-
-
 def test_everything_can_be_written_in_the_file(texts: Callable[..., None]) -> None:
     app = RateLimitMiddleware.from_file(hello, EVERYTHING).app
     made: dict[str, Any] = {repr(one): one for one in (*app.rules, *app.ban_policies)}
-    usual = {type(one): attributes(one) for one in (Rule("/", "1/s"), BanPolicy())}
+    usual = {type(one): vars(one) for one in (Rule("/", "1/s"), BanPolicy())}
 
     def described(name: str) -> str:
         """Return the attributes that are not as by default; those of a method are its object's."""
         if name == "file":
             return "\n".join(made)
-        found = {at: getattr(value, "__self__", value) for at, value in attributes(made[name]).items()}
+        found = {at: getattr(value, "__self__", value) for at, value in vars(made[name]).items()}
         left_out = ("label", "rule_paths", "strikes")  # follow from the others
         own = [at for at, value in found.items() if at not in left_out and value != usual[type(made[name])][at]]
         return "\n".join(f"{at}: {found[at]!r}" for at in own)

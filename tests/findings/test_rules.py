@@ -99,10 +99,10 @@ def test_rules_that_decide_nothing_are_said_and_no_others(drawn: list[tuple[Any,
         matches = app.policy.rules.match({"type": kind, "method": method, "path": path, "headers": []}).matches
         reached.update(bound.rule.label for bound, _ in matches if is_exactly_for(bound.rule, path))
         for bound, ends in matches:
-            if bound.rule.action.exempts and ends:
+            if bound.rule.exempts and ends:
                 exempted.add(bound.rule.label)
                 above = [other.rule for other, _ in matches if other is not bound]
-                counts = any(rule.counts and not rule.action.is_shadow and rule.matching.when is None for rule in above)
+                counts = any(rule.counts and not rule.is_shadow and rule.when is None for rule in above)
                 uncounted.update([] if counts else [bound.rule.label])
     found = [*about_order(app.policy.rules)]
     for rule in rules:
@@ -115,7 +115,7 @@ def test_rules_that_decide_nothing_are_said_and_no_others(drawn: list[tuple[Any,
         assert not in_vain or rule.label in exempted - uncounted, (rules, rule, found)
         # One other rule that takes or counts all requests of this one is found, of several perhaps none.
         if rules.index(rule) and not alike_above(rules, rule) and PATHS_OF_ALL & paths_of(rules[0]) and alone(rules[0]):
-            first = rules[0].action
+            first = rules[0]
             assert never or not first.is_final, (rules, rule, found)
             counts = rules[0].counts and not first.is_shadow
             assert in_vain or not (counts and rule.label in exempted), (rules, rule, found)
@@ -125,24 +125,23 @@ PATHS_OF_ALL = {"*", "/{rest:path}"}
 
 
 def paths_of(rule: Rule) -> set[str]:
-    return {path.path for path in rule.matching.rule_paths} or {"*"}
+    return {path.path for path in rule.rule_paths} or {"*"}
 
 
 def alone(rule: Rule) -> bool:
     """Return whether a rule is for all methods and types, without a condition."""
-    matching = rule.matching
-    return matching.methods is None and matching.connection is None and matching.when is None
+    return rule.methods is None and rule.connection is None and rule.when is None
 
 
 def is_exactly_for(rule: Rule, path: str) -> bool:
     """Return whether a rule is for a path as it is written; limits also count other spellings, which routers refuse."""
-    return not rule.matching.rule_paths or any(one.is_exactly(path) for one in rule.matching.rule_paths)
+    return not rule.rule_paths or any(one.is_exactly(path) for one in rule.rule_paths)
 
 
 def alike_above(rules: list[Rule], rule: Rule) -> bool:
     """Return whether a rule above does the same with its requests, so that nobody misses the rule."""
     above = rules[: rules.index(rule)]
-    return rule.action.kind in ("exempt", "block") and any(one.action.kind == rule.action.kind for one in above)
+    return rule.action in ("exempt", "block") and any(one.action == rule.action for one in above)
 
 
 ROUTES: dict[str, list[str]] = {

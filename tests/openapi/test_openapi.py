@@ -417,7 +417,7 @@ async def test_an_operation_has_a_429_if_and_only_if_it_can_get_one(given_rules:
     clock = FakeClock()
     app = site(rules=given_rules, default_limits=defaults, limiter=Limiter(MemoryStore(clock=clock)))
     told = documented(app)
-    blocked = {403} if any(rule.action.blocks for rule in given_rules) else set()
+    blocked = {403} if any(rule.blocks for rule in given_rules) else set()
     for name in told.keys() - {"POST /api/search", "GET /api/decorated"}:
         got = {answer.status for answer in await answers(app, name)}
         assert (429 in got) == ("429" in told[name]["responses"]), (name, given_rules)

@@ -578,7 +578,7 @@ class Stage:
 
     async def _hit(self, name: str, key: str = PEER) -> None:
         rule = next(one for one in self.app.rules if one.label == name)
-        self.charged = await self.limiter.hit(key, rule.charging.limits, rule=name)
+        self.charged = await self.limiter.hit(key, rule.limits, rule=name)
 
     async def _settle(self, used: str, rule: str, copy: str = "") -> str:
         """Settle what the last request reserved, by its scope or a copy, as a task does that outlives its answer."""
@@ -596,7 +596,7 @@ class Stage:
 
     async def _left(self, name: str, key: str = PEER) -> str:
         rule = next(one for one in self.app.rules if one.label == name)
-        return str((await self.limiter.peek(key, rule.charging.limits, 0, rule=name)).remaining)
+        return str((await self.limiter.peek(key, rule.limits, 0, rule=name)).remaining)
 
     def _events(self, *kinds: str) -> str:
         said = [event for event in self.observer.events if not kinds or event.kind.startswith(kinds)]

@@ -118,7 +118,7 @@ async def test_two_rules_of_one_database_read_one_file(stage: Stage) -> None:
     rules = " ".join(f"'[[rules]]' {rule.format(path)}" for path in ("/0", "/1"))
     await stage.play(f"""write b.toml 'networks = "asn.mmdb"' {rules}""", "file b.toml store")
     network, *others = stage.limiter.engine.networks
-    files: list[Any] = [*others, *(rule.charging.key.file for rule in stage.app.app.rules)]
+    files: list[Any] = [*others, *(rule.key.file for rule in stage.app.app.rules)]
     assert len(files) >= 2
     assert all(file is network for file in files)
 

@@ -88,7 +88,7 @@ class Strict(RateLimitMiddleware):
 
     def __init__(self, app: Any, *, limits: str) -> None:
         super().__init__(app, limits=limits)
-        self.tightest = min(limit.amount for rule in self.rules for limit in rule.charging.limits)
+        self.tightest = min(limit.amount for rule in self.rules for limit in rule.limits)
 
 
 class Around(GZipMiddleware):

@@ -512,13 +512,12 @@ class Judge:
     def names(self, rule: Rule, method: str) -> bool:
         """Tell whether a rule names the type of the request and a method, as they are written."""
         method = method if self.kind == "http" else "GET"
-        matching = rule.matching
-        return matching.connection in (None, self.kind) and (matching.methods is None or method in matching.methods)
+        return rule.connection in (None, self.kind) and (rule.methods is None or method in rule.methods)
 
     def is_free(self, rule: Rule, reached: str) -> bool:
         """Tell whether a rule may end the list before it: as it stands, not as it could be read."""
-        named = self.names(rule, self.method) and rule.action.is_final and not AMBIGUOUS.search(self.text)
-        path = rule.matching.paths[0]
+        named = self.names(rule, self.method) and rule.is_final and not AMBIGUOUS.search(self.text)
+        path = rule.paths[0]
         return named and exactly(path, self.text) and exactly(path, reached)
 
     def reads_apart(self, handler: Location) -> bool:

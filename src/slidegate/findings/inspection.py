@@ -223,7 +223,7 @@ def _counts_users(rule: Rule | None) -> bool:
     """Return whether a rule counts by user, or shares by user."""
     if rule is None or not rule.counts:
         return False
-    return user in (*parts_of(rule.charging.key), *parts_of(rule.charging.fair))
+    return user in (*parts_of(rule.key), *parts_of(rule.fair))
 
 
 def _has_user(scope: Scope) -> bool:

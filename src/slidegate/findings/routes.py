@@ -44,7 +44,7 @@ _USUAL_METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 def about_order(rule_set: RuleSet) -> Iterator[Finding]:
     """Yield the findings about rules whose requests another one takes, and exemptions of what another one counts."""
     # Without a rule that ends the list all that match apply, in any order.
-    if not any(rule.action.is_final for rule in rule_set.given):
+    if not any(rule.is_final for rule in rule_set.given):
         return
     for rule in rule_set.given:
         first: set[Rule] = set()  # the first rules of requests that reach this one
@@ -58,14 +58,14 @@ def about_order(rule_set: RuleSet) -> Iterator[Finding]:
             continue
         (above,) = first or last
         # A rule that does the same as the one that ends the list is not missed.
-        if not first and (rule.counts or rule.action != above.action):
+        if not first and (rule.counts or (rule.action, rule.status) != (above.action, above.status)):
             yield Finding(
                 "SG133",
                 f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends "
                 "the list; write the narrower rule first",
             )
-        is_counting = above.counts and above.matching.when is None and not above.action.is_shadow
-        if first and rule.action.exempts and is_counting:
+        is_counting = above.counts and above.when is None and not above.is_shadow
+        if first and rule.exempts and is_counting:
             yield Finding(
                 "SG134",
                 f"rule {rule.label!r} is exempt, but rule {above.label!r} above it counts its requests all the "
@@ -75,12 +75,11 @@ def about_order(rule_set: RuleSet) -> Iterator[Finding]:
 
 def _rules_of_examples(rule_set: RuleSet, rule: Rule) -> Iterator[list[Rule]]:
     """Yield the rules that apply to each example of a rule: this one is among them, or the last one ends the list."""
-    matching = rule.matching
-    templates = [path.path for path in matching.rule_paths] or ["/{rest:path}"]
+    templates = [path.path for path in rule.rule_paths] or ["/{rest:path}"]
     paths = {filled(template, rest) for template in templates for rest in _RESTS}
-    for connection, method, path in product(("http", "websocket"), matching.methods or [_UNLISTED], paths):
+    for connection, method, path in product(("http", "websocket"), rule.methods or [_UNLISTED], paths):
         scope = {"type": connection, "method": method, "path": path}
-        if matching.allows(connection, method_of(scope)):
+        if rule.allows(connection, method_of(scope)):
             matches = rule_set.matches_of(scope, (path,))
             rules = [bound.rule for bound, _ in matches]
             if rule in rules or is_ended(matches):
@@ -96,11 +95,11 @@ def about_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
         return
     routes = _Routes(app)
     for rule in rules:
-        if rule.action.blocks:  # for scanners, whose paths have no routes
+        if rule.blocks:  # for scanners, whose paths have no routes
             continue
-        rule_methods = _USUAL_METHODS & (rule.matching.methods or set())
+        rule_methods = _USUAL_METHODS & (rule.methods or set())
         route_methods: set[str] = set()
-        for rule_path in rule.matching.rule_paths:
+        for rule_path in rule.rule_paths:
             path = rule_path.path
             candidates = routes.meeting(path, rule_methods)
             if not candidates:
@@ -180,7 +179,7 @@ def _refuses(policy: Policy) -> bool:
     if policy.default_rule is not None or policy.blocklist is not None:
         return True
     for rule in policy.rules.given:
-        if not (rule.action.is_shadow or rule.action.exempts):
+        if not (rule.is_shadow or rule.exempts):
             return True
     return any(not ban_policy.shadow for ban_policy in policy.signals.ban_policies.values())
 

@@ -188,7 +188,7 @@ class _LimitedDocument:
             content = self._content(limit.guard, handler)
             yield "429", content
             on_error = limit.guard.middleware.limiter.on_error  # None where the store cannot fail
-            if on_error is not None and (limit.rule.charging.on_error or on_error) == "deny":
+            if on_error is not None and (limit.rule.on_error or on_error) == "deny":
                 yield "503", content
 
     def _content(self, guard: Guard, handler: Any = rate_limit_exceeded) -> Json:
@@ -201,16 +201,16 @@ class _LimitedDocument:
 
     def _published(self, limit: Limit) -> Json:
         """Return what is published of a limit."""
-        charging = limit.rule.charging
-        published: Json = {"limits": [text_of_limit(each) for each in charging.all_limits]}
-        if charging.limits_function is not None:  # the others apply only if it fails
+        rule = limit.rule
+        published: Json = {"limits": [text_of_limit(each) for each in rule.all_limits]}
+        if rule.limits_function is not None:  # the others apply only if it fails
             published = {"limits": [], "by_request": True}
-        if charging.unit is not None:
-            published["unit"] = charging.unit
-        if limit.is_partial or limit.rule.matching.when is not None:
+        if rule.unit is not None:
+            published["unit"] = rule.unit
+        if limit.is_partial or rule.when is not None:
             published["conditional"] = True
-        if self.names and limit.rule.name is not None:
-            published["name"] = limit.rule.name
+        if self.names and rule.name is not None:
+            published["name"] = rule.name
         if self.keys:
-            published["key"] = kind_of_key(charging.key)
+            published["key"] = kind_of_key(rule.key)
         return published

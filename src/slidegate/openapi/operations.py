@@ -93,7 +93,7 @@ def limits_of(guards: Sequence[Guard], route: MountedRoute, method: str) -> Iter
     if not guards:  # without a middleware around it, a limit at an endpoint is an error
         return
     for rule in rules_of_route(route.endpoint, route.dependant):
-        if not rule.action.is_shadow and rule.matching.allows("http", method):
+        if not rule.is_shadow and rule.allows("http", method):
             yield Limit(rule, guards[-1], is_at_endpoint=True)
 
 
@@ -102,7 +102,7 @@ def _plans(guard: Guard, route: MountedRoute, method: str) -> Iterator[Plan]:
     app = guard.middleware.app
     rules = guard.middleware.policy.rules
     template = route.path.removeprefix(guard.path)
-    paths = [template, filled(template, ""), *(path.path for rule in rules.given for path in rule.matching.rule_paths)]
+    paths = [template, filled(template, ""), *(path.path for rule in rules.given for path in rule.rule_paths)]
     for path in paths:
         example = filled_for_both(template, path)
         if example is None:

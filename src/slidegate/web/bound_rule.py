@@ -18,8 +18,7 @@ from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit, named_limits
 from .keys import Key, KeyFunction, path_parameters
 from .paths import PathReader, RulePath
-from .rule_values import Limits
-from .rules import Rule
+from .rules import Limits, Rule
 
 _MEMO_LIMITS: Final = 256
 _PREFLIGHTS: Final = ":preflight"
@@ -60,41 +59,40 @@ class BoundRule:
         self.identity = identity
         self._limiter = limiter
         self._taken = taken
-        charging = rule.charging
         self.bucket: Bucket | None = None
-        if charging.limits:
-            self.bucket = self._bucket(charging.limits, is_fallback=charging.limits_function is not None)
+        if rule.limits:
+            self.bucket = self._bucket(rule.limits, is_fallback=rule.limits_function is not None)
         self.permits: Bucket | None = None
-        if charging.concurrency is not None:
-            self.permits = self._permits(charging.concurrency)
-        self.charges = self.charges_of(self.bucket, charging.cost)
+        if rule.concurrency is not None:
+            self.permits = self._permits(rule.concurrency)
+        self.charges = self.charges_of(self.bucket, rule.cost)
         self.key: Key | None = None
         self.key_function: KeyFunction | None = None
-        if isinstance(charging.key, Key):
-            self.key = charging.key
+        if isinstance(rule.key, Key):
+            self.key = rule.key
         else:
-            self.key_function = charging.key
-        functions = charging.limits_function, self.key_function, charging.cost_function
+            self.key_function = rule.key
+        functions = rule.limits_function, self.key_function, rule.cost_function
         self.calls_functions = any(function is not None for function in functions)
         # Compiled anew: FastHTML, which may be imported after a rule was made, changes what texts routers take.
-        self.paths = tuple([RulePath(path.path) for path in rule.matching.rule_paths])
+        self.paths = tuple([RulePath(path.path) for path in rule.rule_paths])
         self._reader = reader
-        self._parameters = path_parameters(charging.key, charging.fair)
+        self._parameters = path_parameters(rule.key, rule.fair)
         self._by_limits: dict[object, Bucket] = {}
         self._preflights: BoundRule | None = None
 
     def _bucket(self, limits: Sequence[AnyLimit], *, is_fallback: bool = False) -> Bucket:
-        rule, charging = self.rule, self.rule.charging
+        rule = self.rule
         return Bucket(
             self.identity,
             limits,
             wire_names(rule.label, limits, self._taken),
-            count_denied=charging.count_denied,
-            unit=charging.unit,
+            count_denied=rule.count_denied,
+            unit=rule.unit,
             label=rule.label,
-            on_error=charging.on_error,
+            on_error=rule.on_error,
             by=rule,
-            shadow=rule.action.is_shadow,
+            shadow=rule.is_shadow,
             is_fallback=is_fallback,
         )
 
@@ -105,7 +103,7 @@ class BoundRule:
             label = f"{rule.label}_concurrency"
             others.update(self.bucket.names)
         name = unique_name(spelled(label), others)
-        return Bucket(self.identity, (concurrency,), (name,), label=rule.label, on_error=rule.charging.on_error)
+        return Bucket(self.identity, (concurrency,), (name,), label=rule.label, on_error=rule.on_error)
 
     # -- what a request charges ----------------------------------------------------------------------------------------
 
@@ -169,7 +167,7 @@ class BoundRule:
                 twin.bucket = self.bucket.under(twin.identity)
             if self.permits is not None:
                 twin.permits = self.permits.under(twin.identity)
-            twin.charges = twin.charges_of(twin.bucket, self.rule.charging.cost)
+            twin.charges = twin.charges_of(twin.bucket, self.rule.cost)
             self._preflights = twin
         return self._preflights
 
@@ -185,7 +183,7 @@ class BoundRule:
         """The limits by their names in header fields; operators can change them while this object exists."""
         limits: list[NamedLimit] = []
         if self.bucket is not None:
-            limits += named_limits(self.bucket, changeable=self.rule.charging.limits_function is None)
+            limits += named_limits(self.bucket, changeable=self.rule.limits_function is None)
         if self.permits is not None:
             limits += named_limits(self.permits)
         return limits

@@ -110,7 +110,7 @@ class UserCallbacks:
 
     async def truth_of(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
         """Return whether the condition of a rule is true; True without a condition, None if the condition fails."""
-        when = rule.matching.when
+        when = rule.when
         if when is None:
             return True
         if isinstance(when, KeyCondition):

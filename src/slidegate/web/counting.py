@@ -130,11 +130,11 @@ class Counting:
 
     async def _charges_of(self, bound: BoundRule, visit: Visit, at_endpoint: HTTPConnection | None) -> _Charges:
         """Return what a rule charges a request, calling its functions if it has some."""
-        rule, charging, ask = bound.rule, bound.rule.charging, self._calls.ask
+        rule, ask = bound.rule, self._calls.ask
         request = request_of(visit, at_endpoint)
-        bucket, cost = bound.bucket, charging.cost
-        if charging.limits_function is not None:
-            bucket = await ask(rule, request, "limits", charging.limits_function, bound.with_limits, bucket)
+        bucket, cost = bound.bucket, rule.cost
+        if rule.limits_function is not None:
+            bucket = await ask(rule, request, "limits", rule.limits_function, bound.with_limits, bucket)
         key = bound.key_of(request.scope, visit.client.key)
         if bound.key_function is not None:
             returned: str | None = await ask(rule, request, "key", bound.key_function, self._calls.checked_key, key)
@@ -143,9 +143,9 @@ class Counting:
             key = returned or key
         if bucket is None and bound.permits is None:
             return _Charges(unlimited=(key,))
-        if charging.cost_function is not None:
-            cost = await ask(rule, request, "cost", charging.cost_function, whole_cost, cost)
-            cost = _capped(cost, charging.cost_max, bucket)
+        if rule.cost_function is not None:
+            cost = await ask(rule, request, "cost", rule.cost_function, whole_cost, cost)
+            cost = _capped(cost, rule.cost_max, bucket)
         return _Charges([(charged, key, units) for charged, units in bound.charges_of(bucket, cost)])
 
     # -- conditions and shadow rules -----------------------------------------------------------------------------------
@@ -160,16 +160,16 @@ class Counting:
         answers: dict[int, bool | None] = {}  # by identity, as not every callable is hashable; None for a failure
         matches: list[RuleMatch] = []
         for bound, ends in plan.matches:
-            when, action = bound.rule.matching.when, bound.rule.action
+            rule, when = bound.rule, bound.rule.when
             if id(when) not in answers:
-                answers[id(when)] = await self._calls.truth_of(bound.rule, request, visit.client.key)
+                answers[id(when)] = await self._calls.truth_of(rule, request, visit.client.key)
             answer = answers[id(when)]
             if answer is False:
                 continue
-            if answer is None and action.exempts:
+            if answer is None and rule.exempts:
                 continue
             if answer is None:
-                ends = ends and action.blocks
+                ends = ends and rule.blocks
             matches.append(RuleMatch(bound, ends))
             if ends:
                 break

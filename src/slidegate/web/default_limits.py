@@ -18,8 +18,7 @@ from .bound_rule import BoundRule
 from .keys import Key, KeyFunction
 from .paths import is_ambiguous
 from .routes import is_by_path, reach, visible_app
-from .rule_values import Limits, LimitsFunction
-from .rules import Rule, label_of
+from .rules import Limits, LimitsFunction, Rule, label_of
 
 EXEMPT_MARK: Final = "__slidegate_exempt__"
 """The attribute that marks an endpoint as exempt; `functools.wraps` copies it to a wrapper."""

@@ -50,7 +50,7 @@ class RefundUncounted(Effect):
 
     def __init__(self, rule: Rule, engine: Engine, calls: UserCallbacks) -> None:
         self._rule = rule
-        self._count_if: Any = rule.charging.count_if
+        self._count_if: Any = rule.count_if
         self._engine = engine
         self._calls = calls
 
@@ -241,7 +241,7 @@ def effects_of(plan: Plan, engine: Engine, signals: Signals, calls: UserCallback
     if signals.by_status and not plan.is_exempt:
         effects.append(StrikeForStatus(signals))
     for bound in plan.limiting:
-        if bound.rule.charging.count_if is not None:
+        if bound.rule.count_if is not None:
             effects.append(RefundUncounted(bound.rule, engine, calls))
     if any(bound.permits is not None for bound in plan.limiting):
         effects.append(Release(engine))

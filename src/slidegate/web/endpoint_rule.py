@@ -15,8 +15,7 @@ from ..core.errors import ConfigurationError
 from .client_ip import ClientAddress
 from .keys import parts_of
 from .routes import definition_of
-from .rule_values import Condition, CostFunction, CountIf, Limits
-from .rules import MAX_LABEL, Rule, printable
+from .rules import MAX_LABEL, Condition, CostFunction, CountIf, Limits, Rule, printable
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -113,9 +112,9 @@ def _label_at(function: Any, endpoint: Any, route: str) -> str:
 
 def spelled(rule: Rule) -> str:
     """Return the limits of a rule as text; those of a function by its name, with the place if that is not unique."""
-    function = rule.charging.limits_function
+    function = rule.limits_function
     if function is None:
-        return "; ".join(map(str, rule.charging.all_limits))
+        return "; ".join(map(str, rule.all_limits))
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or is_found_by_name(function):
         return f"by {dotted_name(function)}"

@@ -37,8 +37,7 @@ from .policy import Policy
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
 from .routes import added_middlewares, attribute_of, layers, mounted_routes, route_label
 from .rule_set import method_of
-from .rule_values import Limits, LimitsFunction
-from .rules import Rule
+from .rules import Limits, LimitsFunction, Rule
 from .visit import Visit, active_visit_of
 
 _T = TypeVar("_T", bound=Callable[..., Any])
@@ -186,8 +185,8 @@ class RateLimit:
             visit = active_visit_of(connection, "RateLimit")
         if visit is None or not visit.plan.is_enforced:
             return
-        policy, matching = visit.policy, self.rule.matching
-        if matching.methods is not None and not matching.allows(scope["type"], method_of(scope)):
+        policy, rule = visit.policy, self.rule
+        if rule.methods is not None and not rule.allows(scope["type"], method_of(scope)):
             return
         plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or self)
         if policy.findings.requests_left:
@@ -261,7 +260,7 @@ def _report_parameters(rule: Rule, scope: Scope) -> None:
     That is no error: a router may have the limit, and one of its routes the parameter.
     """
     names: Collection[str] = scope.get("path_params", ())
-    for name in path_parameters(rule.charging.key, rule.charging.fair):
+    for name in path_parameters(rule.key, rule.fair):
         if name not in names:
             text = "RateLimit of %s: its route has no parameter %r to count by%s"
             logger.warning(text, rule.label, name, closest(name, names))

@@ -32,8 +32,7 @@ from .policy import Policy
 from .published import published_rules
 from .refusals import OnRefused
 from .routes import layers, visible_app
-from .rule_values import Limits, LimitsFunction
-from .rules import Rule
+from .rules import Limits, LimitsFunction, Rule
 from .switch import setting_that_switches_off
 from .visit import ENDED_CHANNELS, UNFINISHED, Visit
 from .websockets import MessageLimits

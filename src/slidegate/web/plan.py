@@ -114,22 +114,22 @@ class Plan:
         self.traits = traits
         self.headers = headers
         self.is_enforced = traits.is_enforced
-        has_condition = any(bound.rule.matching.when is not None for bound, _ in matches)
+        has_condition = any(bound.rule.when is not None for bound, _ in matches)
         self.is_conditional = has_condition and not traits.is_evaluated
         last: Rule | None = None
         if matches and matches[-1].ends and not self.is_conditional:  # else the conditions say which rule ends the list
             last = matches[-1].bound.rule
-        self.is_exempt = traits.is_preflight or (last is not None and last.action.exempts)
+        self.is_exempt = traits.is_preflight or (last is not None and last.exempts)
         self.strikes: Sequence[Signal] = ()
         if not self.is_exempt:
             self.strikes = strikes
         self.verdict = EXEMPT
-        if last is not None and last.action.blocks:
-            self.verdict = Decision(False, Reason.BLOCKED, by=last.label, status=last.action.status)
+        if last is not None and last.blocks:
+            self.verdict = Decision(False, Reason.BLOCKED, by=last.label, status=last.status)
         self.limiting: list[BoundRule] = []
         self.shadows: list[BoundRule] = []
         for bound, _ in matches:
-            if bound.rule.counts and bound.rule.action.is_shadow:
+            if bound.rule.counts and bound.rule.is_shadow:
                 self.shadows.append(bound)
             elif bound.rule.counts and self.verdict.allowed:
                 self.limiting.append(bound)
@@ -164,6 +164,6 @@ class Plan:
 
 def _waiting(limiting: Sequence[BoundRule]) -> Sequence[BoundRule]:
     """Return the rules that let a request wait; none beside one that counts refusals, as a wait asks many times."""
-    if any(bound.rule.charging.count_denied for bound in limiting):
+    if any(bound.rule.count_denied for bound in limiting):
         return ()
-    return [bound for bound in limiting if bound.rule.charging.wait_us]
+    return [bound for bound in limiting if bound.rule.wait_us]

@@ -23,8 +23,7 @@ from .keys import Key, KeyFunction
 from .refusals import OnRefused, Refusals
 from .routes import RouteLabels
 from .rule_set import Honeypots, Names, RuleSet, all_rules
-from .rule_values import Limits, LimitsFunction
-from .rules import Rule
+from .rules import Limits, LimitsFunction, Rule
 from .signals import Signals
 from .waiting import Waiting
 from .websockets import MessageLimits, guard

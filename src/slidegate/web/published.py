@@ -18,7 +18,7 @@ from .endpoint_rule import EndpointRule
 from .keys import Key, KeyFunction
 from .policy import Policy
 from .routes import text_of_methods
-from .rule_values import Matching
+from .rules import Rule
 
 BAN: Final = "ban"
 CLIENT: Final = "client"
@@ -45,7 +45,7 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     for kind in ("allowlist", "blocklist"):
         yield from _of_list(policy, kind)
     for order, bound in enumerate(rules.own):
-        yield from _of_rule(bound, policy, {"order": order, "requests": requests_of(bound.rule.matching)})
+        yield from _of_rule(bound, policy, {"order": order, "requests": requests_of(bound.rule)})
     last = len(rules.own)
     in_order = {*rules.own}
     for bound in rules.bound():
@@ -69,22 +69,21 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
     rule = bound.rule
     about: dict[str, Any] = {
         "middleware": policy.names.middleware,
-        "conditional": rule.matching.when is not None,
-        "final": rule.action.is_final,
+        "conditional": rule.when is not None,
+        "final": rule.is_final,
         **place,
     }
     if not rule.counts:
-        yield PublishedRule(rule=rule.label, action=rule.action.kind, **about)
+        yield PublishedRule(rule=rule.label, action=rule.action, **about)
         return
-    charging = rule.charging
     limits = bound.named
-    rows = rules_of(limits, bucket=bound.identity, **about, **_key_of(charging.key, policy))
+    rows = rules_of(limits, bucket=bound.identity, **about, **_key_of(rule.key, policy))
     for limit, published in zip(limits, rows, strict=True):
         costs: dict[str, Any] = {}
         if not published.limit.isdigit():  # a request takes one permit, whatever it costs
-            costs = {"cost": charging.cost, "cost_by_function": charging.cost_function is not None}
-        is_leased = _may_be_leased(limit.configured, policy) and not charging.count_denied
-        yield published._replace(wait_us=charging.wait_us, leased=is_leased, **costs)
+            costs = {"cost": rule.cost, "cost_by_function": rule.cost_function is not None}
+        is_leased = _may_be_leased(limit.configured, policy) and not rule.count_denied
+        yield published._replace(wait_us=rule.wait_us, leased=is_leased, **costs)
 
 
 def _may_be_leased(limit: AnyLimit, policy: Policy) -> bool:
@@ -150,15 +149,15 @@ def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def requests_of(matching: Matching) -> str:
+def requests_of(rule: Rule) -> str:
     """Return which requests a rule concerns: methods and paths; empty for all."""
     words = []
-    if matching.methods is not None:
-        words.append(text_of_methods(matching.methods))
-    if matching.connection is not None:
-        words.append(matching.connection)
-    if not any(_ALL_PATHS.fullmatch(path.path) for path in matching.rule_paths):
-        words += [path.path for path in matching.rule_paths]
+    if rule.methods is not None:
+        words.append(text_of_methods(rule.methods))
+    if rule.connection is not None:
+        words.append(rule.connection)
+    if not any(_ALL_PATHS.fullmatch(path.path) for path in rule.rule_paths):
+        words += [path.path for path in rule.rule_paths]
     return " ".join(words)
 
 

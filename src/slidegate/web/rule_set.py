@@ -22,8 +22,7 @@ from .headers import Headers
 from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, Texts
 from .plan import Effect, Plan, RuleMatch, Signal, Traits
-from .rule_values import Limits, LimitsFunction
-from .rules import Rule
+from .rules import Limits, LimitsFunction, Rule
 
 Honeypots: TypeAlias = Callable[[Texts], Sequence[Signal]]
 """Returns the signals of ban policies for a path."""
@@ -127,7 +126,7 @@ class RuleSet:
         self._index = PathIndex([(path, index) for index, bound in enumerate(self.own) for path in bound.paths])
         # One plan for all, if nothing about a request matters but whether it is a preflight.
         depends_on_path = self.defaults is not None or honeypots is not None
-        self._is_one_plan = not depends_on_path and all(rule.matching.is_everything for rule in rules)
+        self._is_one_plan = not depends_on_path and all(map(_is_everything, rules))
         self.always: Plan | None = None
         self.restart()
 
@@ -137,7 +136,7 @@ class RuleSet:
         # By shadow: no header field shows a shadow rule, so that it takes no name from others.
         taken: dict[bool, list[str]] = {False: [], True: []}
         for rule in self.given:
-            others = taken[rule.action.is_shadow]
+            others = taken[rule.is_shadow]
             bound = self.bind(rule, names.of(rule), self._paths, [*others])
             others += [limit.name for limit in bound.named]
             rules.append(bound)
@@ -202,10 +201,10 @@ class RuleSet:
         matches: list[RuleMatch] = []
         for index in indexes:
             bound = self.own[index]
-            if not bound.rule.matching.allows(scope_type, method):
+            if not bound.rule.allows(scope_type, method):
                 continue
             ends = _ends(bound, method, texts)
-            if bound.rule.action.exempts and not ends:  # an exemption applies only if it matches exactly
+            if bound.rule.exempts and not ends:  # an exemption applies only if it matches exactly
                 continue
             matches.append(RuleMatch(bound, ends))
             if is_ended(matches):
@@ -231,7 +230,7 @@ class RuleSet:
     ) -> BoundRule:
         """Return a rule with its buckets, which operators can change as long as it is in use."""
         engine = self._limiter.engine
-        if rule.charging.concurrency is not None:
+        if rule.concurrency is not None:
             engine.expect_permits()
         bound = BoundRule(rule, identity, self._limiter, paths, taken)
         self._living[id(bound)] = bound
@@ -315,7 +314,7 @@ def method_of(scope: Scope) -> Any:
 
 def is_ended(matches: Sequence[RuleMatch]) -> bool:
     """Return whether the last of the rules that match a request ends the list, whatever conditions say."""
-    return bool(matches) and matches[-1].ends and matches[-1].bound.rule.matching.when is None
+    return bool(matches) and matches[-1].ends and matches[-1].bound.rule.when is None
 
 
 def _ends(bound: BoundRule, method: object, texts: Texts) -> bool:
@@ -324,16 +323,21 @@ def _ends(bound: BoundRule, method: object, texts: Texts) -> bool:
     Limits and blocks match generously; what exempts or ends the list matches exactly this method, and every text of the
     path.
     """
-    action, methods = bound.rule.action, bound.rule.matching.methods
-    if action.blocks:
+    rule, methods = bound.rule, bound.rule.methods
+    if rule.blocks:
         return True
-    if not action.is_final:
+    if not rule.is_final:
         return False
     if methods is not None and not (isinstance(method, str) and method in methods):
         return False
     if not bound.paths:
         return True
     return bool(texts) and all(any(path.is_exactly(text) for path in bound.paths) for text in texts)
+
+
+def _is_everything(rule: Rule) -> bool:
+    """Return whether every request matches a rule."""
+    return not rule.rule_paths and rule.methods is None and rule.connection is None and rule.when is None
 
 
 def _is_preflight(scope: Scope) -> bool:

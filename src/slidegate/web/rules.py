@@ -5,42 +5,44 @@ All rules that match a request apply, in order, up to the first one that is `exe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from copy import copy
-from dataclasses import replace
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.arguments import check_name, check_whole, names_checked
 from ..core.concurrency import Concurrency
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limit_texts import parse_limits
-from ..core.limits import MAX_AMOUNT
+from ..core.limits import MAX_AMOUNT, AnyLimit
 from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
 from .clients import client_key
-from .keys import Key, KeyFunction, path_parameters
+from .keys import Key, KeyCondition, KeyFunction, path_parameters
+from .paths import RulePath
 from .routes import text_of_methods
-from .rule_values import (
-    DEFAULT_FALLBACK,
-    Action,
-    Charging,
-    Condition,
-    Connection,
-    CostFunction,
-    CountIf,
-    Limits,
-    LimitsFunction,
-    Matching,
-)
+
+CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
+Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
+LimitsFunction: TypeAlias = Callable[[Any], Limits | Awaitable[Limits]]
+CountIf: TypeAlias = Callable[[int], bool]
+"""Returns whether a response counts, given its status."""
+Connection: TypeAlias = Literal["http", "websocket"]
+Condition: TypeAlias = Callable[[Any], object] | KeyCondition
+"""Determines whether a rule applies to a request: a sync or async function that returns a truth value, or a condition
+built from a key such as `network`."""
 
 _T = TypeVar("_T")
 
+DEFAULT_FALLBACK: Final = "60/minute"
 DEFAULT_WAIT_MAX: Final = 16
 MAX_LABEL: Final = 64
 """The maximum length of the label of an unnamed rule."""
 
+_METHOD: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*")
+"""A token (RFC 9110, section 5.6.2) but for signs such as "*", which no method has and which would mean none."""
 _USUAL_NUMBERS: Final = {"cost": 1, "wait_max": DEFAULT_WAIT_MAX}
 """The defaults of numbers; those of the other options are None or False."""
 _OF_LIMITS: Final = ("cost", "unit", "count_if", "count_denied", "shadow")
@@ -112,11 +114,26 @@ class Rule:
         status: The response status of a blocked request, 400 to 599; by default 403.
 
     Attributes:
-        matching: Which requests it matches.
-        charging: How it charges them.
-        action: What it does with them.
-        name: The name that was given; None for none.
+        paths: The paths as they were written; ``"*"`` for all.
+        rule_paths: The same, parsed; none for all.
+        methods: The methods in upper case; None for all.
+        connection: The type of connection; None for both.
+        when: The condition; None for none.
+        limits: The limits; if a function returns them, those that apply if it fails.
+        limits_function: The function that returns them; None for none.
+        concurrency: The limit of simultaneous requests; None for none.
+        key: What it counts by; None for the client's address.
+        cost: The units of a request; if a function returns them, those that apply if it fails.
+        cost_function: The function that returns them; None for none.
+        wait_us: How long a request may wait; 0 if it does not.
+        exempts: Whether it lets requests pass uncounted.
+        blocks: Whether it refuses every request.
+        is_shadow: Whether it only reports what it would refuse.
+        is_final: Whether no later rule applies.
+        status: The status of the response to a blocked request.
         label: The name, else methods and paths, for display.
+
+    The other attributes are the options of the same names.
 
     Raises:
         ConfigurationError: An option is invalid, or options cannot be combined.
@@ -151,62 +168,70 @@ class Rule:
         status: int | None = None,
     ) -> None:
         options = locals()  # as they were given
-        self.matching = Matching(path, methods, connection, when)
+        self.paths, self.rule_paths = _parsed(path)
+        self.methods = checked_methods(methods)
+        if connection not in (None, "http", "websocket"):
+            raise ConfigurationError(f'expected "http" or "websocket", not {quoted(connection)}', "connection")
+        self.connection = connection
+        self.when = when
         _check_together({option for option, value in options.items() if _is_set(option, value)})
-        refusal = check_whole(403 if status is None else status, 400, 599, "status", "for example 503")
-        self.action = Action(exempt, block, shadow, final or exempt or block, refusal)
-        limits_function, cost_function = None, None
+        self.exempts, self.blocks, self.is_shadow = exempt, block, shadow
+        self.is_final = final or exempt or block
+        self.status = check_whole(403 if status is None else status, 400, 599, "status", "for example 503")
+        self.limits_function, self.cost_function = None, None
         if callable(limits):
-            limits_function, limits = limits, fallback_limits
+            self.limits_function, limits = limits, fallback_limits
         if callable(cost):
-            cost_function, cost = cost, cost_max or 1
-        self.charging = Charging(
-            limits=_if_set(parse_limits, limits) or (),
-            limits_function=limits_function,
-            concurrency=_if_set(Concurrency, concurrency),
-            key=self._checked_key(key),
-            cost=check_cost(cost),
-            cost_function=cost_function,
-            cost_max=_if_set(check_whole, cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000"),
-            unit=_if_set(check_name, unit, "unit"),
-            count_if=count_if,
-            count_denied=count_denied,
-            on_error=_if_set(check_on_error, on_error),
-            wait_us=_if_set(parse_duration_us, wait, "wait") or 0,
-            wait_max=check_whole(wait_max, 1, 1_000, "wait_max", "for example 16"),
-            fair=self._checked_key(fair, "fair"),
-        )
+            self.cost_function, cost = cost, cost_max or 1
+        self.limits: tuple[AnyLimit, ...] = _if_set(parse_limits, limits) or ()
+        self.concurrency = _if_set(Concurrency, concurrency)
+        self.key = self._checked_key(key)
+        self.cost = check_cost(cost)
+        self.cost_max = _if_set(check_whole, cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000")
+        self.unit = _if_set(check_name, unit, "unit")
+        self.count_if = count_if
+        self.count_denied = count_denied
+        self.on_error = _if_set(check_on_error, on_error)
+        self.wait_us = _if_set(parse_duration_us, wait, "wait") or 0
+        self.wait_max = check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
+        self.fair = self._checked_key(fair, "fair")
         self.name = _if_set(check_name, name, "name")
-        self.label = self.name or label_of(sorted(self.matching.paths), self.matching.methods or ())
+        self.label = self.name or label_of(sorted(self.paths), self.methods or ())
 
     def __repr__(self) -> str:
         words = [repr(self.label)]
-        if self.charging.limits_function is not None:
+        if self.limits_function is not None:
             words.append("by request")
         elif self.counts:
-            words.append("; ".join(map(str, self.charging.all_limits)))
-        if self.action.kind != "limit":
-            words.append(self.action.kind)
+            words.append("; ".join(map(str, self.all_limits)))
+        if self.action != "limit":
+            words.append(self.action)
         return f"<Rule {' '.join(words)}>"
 
     def keyed(self, key: Key | KeyFunction) -> Rule:
         """Return the rule with a key, if it counts and has none; else unchanged."""
-        if self.charging.key is not None or not self.counts:
+        if self.key is not None or not self.counts:
             return self
         rule = copy(self)
-        rule.charging = replace(self.charging, key=self._checked_key(key))
+        rule.key = rule._checked_key(key)
         return rule
 
     def limited_as(self, other: Rule) -> Rule:
         """Return the rule with the limits of another one."""
-        rule, theirs = copy(self), other.charging
-        rule.charging = replace(
-            self.charging,
-            limits=theirs.limits,
-            limits_function=theirs.limits_function,
-            concurrency=theirs.concurrency,
-        )
+        rule = copy(self)
+        rule.limits, rule.limits_function, rule.concurrency = other.limits, other.limits_function, other.concurrency
         return rule
+
+    def allows(self, kind: str, method: object) -> bool:
+        """Return whether requests of a connection type and a method can match, for a limit or a block.
+
+        The case of the method is ignored, and a method that is not text may be any method.
+        """
+        if self.connection not in (None, kind):
+            return False
+        if self.methods is None or not isinstance(method, str):
+            return True
+        return method.lower().upper() in self.methods  # the Kelvin sign is "k" in lower case alone
 
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
         if isinstance(key, Key):
@@ -221,7 +246,7 @@ class Rule:
 
     def _check_parameters(self, key: Key, option: str) -> None:
         """Check that its paths have the parameters by which it counts."""
-        names_by_path: dict[str, Collection[str]] = {path.path: path.convertors for path in self.matching.rule_paths}
+        names_by_path: dict[str, Collection[str]] = {path.path: path.convertors for path in self.rule_paths}
         if not names_by_path:
             names_by_path = {"*": ()}
         for path, names in names_by_path.items():
@@ -237,14 +262,60 @@ class Rule:
 
     def identity_of(self, name: str) -> str:
         """Return the owner of its counts, given its name; a shadow rule has separate windows under another's name."""
-        if self.action.is_shadow:
+        if self.is_shadow:
             return f"{name}:shadow"
         return name
 
     @property
     def counts(self) -> bool:
         """Whether the rule counts requests; one that exempts or blocks them does not."""
-        return bool(self.charging.all_limits)
+        return bool(self.all_limits)
+
+    @property
+    def all_limits(self) -> tuple[AnyLimit, ...]:
+        """The fixed limits, the concurrency limit last."""
+        if self.concurrency is None:
+            return self.limits
+        return (*self.limits, self.concurrency)
+
+    @property
+    def action(self) -> str:
+        """What it does with requests: ``limit``, ``shadow``, ``block`` or ``exempt``."""
+        if self.exempts:
+            return "exempt"
+        if self.blocks:
+            return "block"
+        if self.is_shadow:
+            return "shadow"
+        return "limit"
+
+
+def _parsed(path: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[RulePath, ...]]:
+    """Return paths as they were written, and parsed; parsed none for all."""
+    paths: tuple[str, ...] = (path,)  # type: ignore[assignment]  # `RulePath` checks its type
+    if not isinstance(path, str) and isinstance(path, Iterable):
+        paths = tuple(path)
+    if not paths:  # which would mean every path
+        raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
+    if paths == ("*",):
+        return paths, ()
+    return paths, tuple([RulePath(text) for text in paths])
+
+
+def checked_methods(methods: object) -> frozenset[str] | None:
+    """Return methods in upper case; None for all."""
+    if methods is None:
+        return None
+    listed: list[Any] = []
+    if isinstance(methods, Iterable) and not isinstance(methods, str):  # which would be a list of letters
+        listed = list(methods)
+    if not listed or not all(isinstance(method, str) and _METHOD.fullmatch(method) for method in listed):
+        problem = f'expected a list such as ["GET", "POST"], not {quoted(methods)}; omit it for all methods'
+        raise ConfigurationError(problem, "methods")
+    names = {method.upper() for method in listed}
+    if "GET" in names:
+        names.add("HEAD")
+    return frozenset(names)
 
 
 def _check_together(options: set[str]) -> None:

@@ -70,14 +70,14 @@ class Waiting:
         if queue is None:  # no rule that lets it wait counts this request
             return await ask()
         bound, name = queue
-        tenant, fair = "", bound.rule.charging.fair
+        tenant, fair = "", bound.rule.fair
         if fair is not None:
             tenant = await self._tenant(bound, fair, visit, at_endpoint)
         refused: Decision | None = None
         if self._queues.is_queued(name):
             # It joins at once, unless a ban or another limit refuses it: then it takes no place from others.
             decision = await answer_of(self._engine.peek(checks, subjects))
-            if is_too_late(decision, bound.rule.charging.wait_us):
+            if is_too_late(decision, bound.rule.wait_us):
                 return decision
         else:
             refused = decision = await ask()
@@ -109,8 +109,8 @@ class Waiting:
             name,
             refused,
             ask,
-            wait_us=bound.rule.charging.wait_us,
-            wait_max=bound.rule.charging.wait_max,
+            wait_us=bound.rule.wait_us,
+            wait_max=bound.rule.wait_max,
             tenant=tenant,
             is_gone=channel.is_gone,
         )

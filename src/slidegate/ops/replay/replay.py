@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -113,11 +112,11 @@ class Replay:
 
     def _note(self, rule: Rule, label: str) -> None:
         """Note if a rule waits, or counts by what the log may lack."""
-        if rule.charging.wait_us or rule.charging.concurrency:
+        if rule.wait_us or rule.concurrency:
             self.unwaited.append(label)
-        if rule.charging.key is None:
+        if rule.key is None:
             return
-        name = getattr(rule.charging.key, "identity", "function")
+        name = getattr(rule.key, "identity", "function")
         if any(part.startswith(_SENT) for part in name.split("+")):
             self.keyed.append(f"{label} ({name})")
 
@@ -142,8 +141,8 @@ class _StatusApp:
 def _copied(middleware: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLimitMiddleware:
     default_limits: Any = None
     if middleware.default_rule is not None:
-        charging = middleware.default_rule.charging
-        default_limits = charging.limits_function or charging.limits
+        rule = middleware.default_rule
+        default_limits = rule.limits_function or rule.limits
     return RateLimitMiddleware(
         app,
         rules=[_without_wait(rule) for rule in middleware.rules],
@@ -163,7 +162,7 @@ def _copied(middleware: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> 
 def _without_wait(rule: Rule) -> Rule:
     """Return a copy of a rule that refuses instead of waiting and has no permits; it may still end the list."""
     copied = copy(rule)
-    copied.charging = replace(rule.charging, concurrency=None, wait_us=0, wait_max=0)
+    copied.concurrency, copied.wait_us = None, 0
     return copied
 
 

@@ -69,8 +69,8 @@ class Simulation:
         self.rows: defaultdict[tuple[str, str], RuleCounts] = defaultdict(RuleCounts)
         for middleware in replay.middlewares:
             for rule in middleware.rules:
-                if rule.counts or rule.action.blocks:
-                    self.rows[rule.action.kind, rule.label] = RuleCounts()
+                if rule.counts or rule.blocks:
+                    self.rows[rule.action, rule.label] = RuleCounts()
 
     async def add(self, record: AccessRecord) -> None:
         """Replay an HTTP request and count the result."""
