@@ -3,11 +3,6 @@
 tests/web/scenarios/findings.txt has examples of each message.
 """
 
-import os
-import sys
-from pathlib import Path
-from signal import SIGINT
-from subprocess import DEVNULL, Popen
 from typing import Any
 
 import pytest
@@ -15,52 +10,10 @@ import pytest
 from slidegate import Limiter, RateLimitMiddleware, Rule
 
 from ..asgi import call, hello
-from ..redis_servers import until
 
 
 def codes(found: RateLimitMiddleware) -> list[str]:
     return [finding.code for finding in found.findings]
-
-
-# -- several processes -------------------------------------------------------------------------------------------------
-
-
-SERVED = """
-import os, uvicorn
-from slidegate import RateLimitMiddleware
-
-async def inner(scope, receive, send):
-    if scope["type"] == "lifespan":
-        await receive()
-        found = [finding.message for finding in app.findings if finding.code == "SG103"]
-        with open(os.environ["SAID"], "a") as said:
-            said.write(f"{found}\\n")
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-
-app = RateLimitMiddleware(inner, limits="9/minute")
-if __name__ == "__main__":
-    uvicorn.run("served:app", port=0, workers=int(os.environ["COUNT"]), log_config=None)
-"""
-WITH_WORKERS = {"uvicorn.run": ["served.py"], "hypercorn -c": ["-m", "hypercorn", "-c", "hypercorn.toml", "served:app"]}
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="other systems do not show the children of a process")
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("server", WITH_WORKERS)
-def test_workers_that_no_argument_names_see_each_other(server: str, count: int, tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    (tmp_path / "served.py").write_text(SERVED)
-    (tmp_path / "hypercorn.toml").write_text(f'workers = {count}\nbind = "127.0.0.1:0"\n')
-    environment = {**os.environ, "SAID": str(said), "COUNT": str(count), "PYTHONPATH": os.pathsep.join(sys.path)}
-    started = Popen([sys.executable, *WITH_WORKERS[server]], cwd=tmp_path, env=environment, stderr=DEVNULL)
-    try:
-        until(lambda: said.exists() and said.read_text().count("\n") == count, "all workers have started")
-    finally:
-        started.send_signal(SIGINT)
-        started.wait(120)
-    lines = said.read_text().splitlines()
-    assert any(f"with 2 workers below process {started.pid} a client" in line for line in lines) is (count == 2)
 
 
 # -- a middleware that is built for each route -------------------------------------------------------------------------
