@@ -144,6 +144,6 @@ async def test_a_limit_that_is_met_later_has_the_limits_of_the_rule_with_its_nam
     )
     assert await statuses(app, 4) == [200, 200, 200, 429]
     assert [str(finding) for finding in app.findings] == [
-        "SG143: the name 'login' has different limits: 3/1m in the middleware, 1/1m in RateLimit at GET,POST,PUT /; "
-        "write the same limits, or give one of them another name"
+        "SG143: the name 'login' has the limits 3/1m in the middleware, which count for all, and 1/1m in "
+        "RateLimit at GET,POST,PUT /; write the same, or another name"
     ]

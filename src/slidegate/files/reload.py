@@ -136,7 +136,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         def apply() -> None:
             if self.app.routed_app is not None:  # here, in the thread of the file: with many routes it takes long
                 middleware.check_routes(self.app.routed_app)
-            middleware.policy.rules.written |= self.app.policy.rules.written  # a reload changes limits, and no code
             middleware.app = self._below  # the stack may have been built again since
             replaced, self.app = self.app, middleware
             self.limiter.engine.callers.remove(replaced)

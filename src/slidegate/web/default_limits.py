@@ -75,7 +75,8 @@ class DefaultLimits:
         if route is None:
             return [self.of()], False
         bound: list[BoundRule] = []
-        if EXEMPT_MARK not in getattr(route.endpoint, "__dict__", ()):
+        method = getattr(route.endpoint, str(scope.get("method")).lower(), None)  # of an endpoint that is a class
+        if not any(EXEMPT_MARK in getattr(function, "__dict__", ()) for function in (route.endpoint, method)):
             bound = [self.of(route.label)]
         elif is_ambiguous(scope["path"]):  # it may lead to another endpoint, so it is not exempt
             bound = [self.of()]

@@ -7,8 +7,7 @@ header fields that every refusal must have.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine
 from copy import copy
 from functools import cached_property
 from inspect import Parameter, Signature
@@ -24,7 +23,6 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
-from .broken import FailsAtStartup
 from .clients import KEY, visit_of
 from .decorators import LIMITS_MARK, decorated
 from .default_limits import EXEMPT_MARK
@@ -32,10 +30,10 @@ from .effects import ReportRefusal
 from .endpoint_rule import EndpointOptions, EndpointRule, check_options, rule_at, spelled
 from .finding import Finding
 from .keys import path_parameters
-from .plan import Plan
+from .plan import Plan, RuleMatch, Traits
 from .policy import Policy
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
-from .routes import added_middlewares, attribute_of, layers, mounted_routes, route_label
+from .routes import route_label
 from .rule_set import method_of
 from .rules import Limits, LimitsFunction, Rule
 from .visit import Visit, active_visit_of
@@ -244,10 +242,13 @@ class RateLimit:
         if memo is None:
             label = route_label(scope)
             rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label, getattr(route, "path", ""))
-            differing = rules.differing(rule, identity, f"RateLimit at {label or 'another endpoint'}")
-            if differing:
-                policy.findings.report([Finding("SG143", differing)])
-            plan = rules.plan_of_endpoint(rule, identity)
+            where = f"RateLimit at {label or 'another endpoint'}"
+            first, there = rules.named.setdefault(identity, (rule, where))
+            if spelled(first) != spelled(rule):
+                text = f"the name {rule.name!r} has the limits {spelled(first)} in {there}, which count for all, and "
+                text += f"{spelled(rule)} in {where}; write the same, or another name"
+                policy.findings.report([Finding("SG143", text)])
+            plan = rules.plan_of([RuleMatch(rules.bind(rule.limited_as(first), identity))], (), Traits())
             _report_parameters(rule, scope)
             # The memo keeps all three alive, so that no other object gets their ids.
             memo = remember(rules.at_endpoints, memo_key, (plan, (self, function, route)))
@@ -304,25 +305,6 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
 # -- what the routes of an application show of them --------------------------------------------------------------------
 
 
-def limits_of_routes(app: object) -> Iterator[tuple[Rule, str]]:
-    """Yield the limits at endpoints that no other middleware is around, each with the label of its route."""
-    for route in mounted_routes(app, _is_unguarded):
-        function = getattr(route.endpoint, "__func__", route.endpoint)  # of a bound method
-        rules = rules_of_route(function, route.dependant)
-        for method in _methods_of(route.endpoint):
-            rules += getattr(method, LIMITS_MARK, ())
-        for rule in rules:
-            yield rule, route.label
-
-
-def exempt_methods(app: object) -> Iterator[object]:
-    """Yield the methods of classes that are endpoints which `RateLimit.exempt` marks in vain."""
-    for route in mounted_routes(app):
-        for method in _methods_of(route.endpoint):
-            if EXEMPT_MARK in vars(method) and EXEMPT_MARK not in vars(route.endpoint):
-                yield method
-
-
 def rules_of_route(endpoint: Any, dependant: Any) -> list[Rule]:
     """Return the limits of a route: those of FastAPI's dependencies, and those around its endpoint."""
     rules: list[Rule] = []
@@ -335,20 +317,3 @@ def rules_of_route(endpoint: Any, dependant: Any) -> list[Rule]:
             rules.append(dependency.call.rule)
     rules += getattr(endpoint, LIMITS_MARK, ())
     return [*{id(rule): rule for rule in rules}.values()]  # each object once: two equal rules are two limits
-
-
-def _methods_of(endpoint: Any) -> list[Any]:
-    """Return the methods of an endpoint that is a class."""
-    if not inspect.isclass(endpoint):
-        return []
-    return [method for _, method in inspect.getmembers_static(endpoint, inspect.isfunction)]
-
-
-def _is_unguarded(route: object) -> bool:
-    """Return whether no middleware of this library is around what is at a route, nor will be."""
-    for layer in layers(attribute_of(route, "app")):
-        if isinstance(layer, FailsAtStartup):
-            return False
-        if any(issubclass(added.cls, FailsAtStartup) for added in added_middlewares(layer)):
-            return False
-    return True

@@ -8,7 +8,7 @@ charged in one hit (`counting.py`); a refused request strikes (`signals.py`), is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,21 +17,19 @@ from ..core.arguments import names_checked
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.decision import Decision
-from ..core.errors import ConfigurationError, quoted
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
 from .broken import FailsAtStartup, fail_startup
 from .client_ip import ClientAddress
-from .endpoints import exempt_methods, limits_of_routes
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
 from .policy import Policy
 from .published import published_rules
 from .refusals import OnRefused
-from .routes import layers, visible_app
+from .routes import visible_app
 from .rules import Limits, LimitsFunction, Rule
 from .switch import setting_that_switches_off
 from .visit import ENDED_CHANNELS, UNFINISHED, Visit
@@ -252,33 +250,7 @@ class RateLimitMiddleware(FailsAtStartup):
             return False
         if self.routed_app is None:  # the first call, which may be the lifespan
             self.check_routes(visible_app(self.app, {"app": scope.get("app", self.app)}))
-            self.error = self._error_at_start()
-        return self.error is None and scope["type"] in _REQUESTS
-
-    def _error_at_start(self) -> ConfigurationError | None:
-        """Return what is wrong with the application as it starts: one name has different limits, or nothing is exempt.
-
-        What it gets later, and what is wrong then, is a finding.
-        """
-        for rule, identity, where in self._limits_within():
-            text = self.policy.rules.differing(rule, identity, where)
-            if text:
-                return ConfigurationError(text)
-        if self.policy.rules.defaults is not None:
-            for method in exempt_methods(self.routed_app):
-                return ConfigurationError(
-                    f"RateLimit.exempt: {quoted(method)} is a method of an endpoint, and stays limited; mark its class"
-                )
-        return None
-
-    def _limits_within(self) -> Iterator[tuple[Rule, str, str]]:
-        """Yield the limits of middlewares and endpoints within: each with the name of its buckets, and where it is."""
-        for layer in layers(self.app):
-            if isinstance(layer, RateLimitMiddleware) and layer.error is None and layer.limiter is self.limiter:
-                for bound in layer.policy.rules.own:
-                    yield bound.rule, bound.identity, "a middleware within"
-        for rule, label in limits_of_routes(self.routed_app):
-            yield rule, rule.identity, f"RateLimit at {label}"
+        return scope["type"] in _REQUESTS
 
     def _inspected(self, scope: Scope, send: Send) -> Send:
         """Look at one of the first requests for findings; return its `send`, which looks at the response as well."""

@@ -8,7 +8,7 @@ their attributes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
@@ -145,14 +145,8 @@ def _label(kind: str, path: str) -> str:
     return f"{kind} {template}"
 
 
-def _any_is_read(route: object) -> bool:
-    """Accept every route."""
-    return True
-
-
 def _walk(
     app: object,
-    is_read: Callable[[object], bool] = _any_is_read,
     above: str = "",
     inside: tuple[object, ...] = (),
 ) -> Iterator[tuple[Any, str]]:
@@ -160,16 +154,15 @@ def _walk(
 
     Args:
         app: The application.
-        is_read: Whether a route is yielded, and what is mounted there.
         above: The path where the application is mounted.
         inside: The applications around it, which may be mounted in themselves.
     """
-    for route in filter(is_read, routes_of(app) or ()):
+    for route in routes_of(app) or ():
         yield route, above
         if not isinstance(route, (Mount, Host)):
             continue
         if route.app not in inside and len(inside) < DEPTH:
-            yield from _walk(route.app, is_read, _below(route, above), (*inside, route.app))
+            yield from _walk(route.app, _below(route, above), (*inside, route.app))
 
 
 def _below(mount: Mount | Host, above: str) -> str:
@@ -177,16 +170,11 @@ def _below(mount: Mount | Host, above: str) -> str:
     return above + getattr(mount, "path", "")
 
 
-def mounted_routes(app: object, is_read: Callable[[object], bool] = _any_is_read) -> list[MountedRoute]:
-    """Return every route below an application, once for each path where it is mounted; none if one cannot be read.
-
-    Args:
-        app: The application.
-        is_read: Whether to return a route, and what is mounted there.
-    """
+def mounted_routes(app: object) -> list[MountedRoute]:
+    """Return every route below an application, once for each path where it is mounted; none if one cannot be read."""
     routes: list[MountedRoute] = []
     try:
-        for route, above in _walk(app, is_read):
+        for route, above in _walk(app):
             if isinstance(route, (Mount, Host)):
                 if routes_of(route.app) is None:
                     routes.append(_unknown(route.app, _below(route, above)))

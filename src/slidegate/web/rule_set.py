@@ -17,7 +17,6 @@ from ..limiter import Limiter
 from ..limiter.callers import living
 from .bound_rule import BoundRule
 from .default_limits import DefaultLimits
-from .endpoint_rule import spelled
 from .headers import Headers
 from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, Texts
@@ -87,7 +86,7 @@ class RuleSet:
         nothing: The plan of requests that no rule concerns: their client is on a list, or limits are off.
         always: The plan of all requests but preflights, if they match the same rules; else None.
         at_endpoints: The plans of limits at endpoints, which end with the policy, as a reloaded file replaces it.
-        written: The limits as they were first written, and where, by the name of their buckets.
+        named: The first rule with each name of buckets, and where it is written.
     """
 
     def __init__(
@@ -119,9 +118,7 @@ class RuleSet:
         if default_limits is not None:
             self.defaults = DefaultLimits(default_limits, key, app, names.unique("per-route:"), self.bind)
         self.own = self._bound_in_order(names)
-        self.written: dict[str, tuple[str, str]] = {}
-        for bound in self.own:
-            self.differing(bound.rule, bound.identity, "the middleware")
+        self.named = {bound.identity: (bound.rule, "the middleware") for bound in self.own if bound.rule.counts}
         self._anywhere = {index for index, bound in enumerate(self.own) if not bound.paths}
         self._index = PathIndex([(path, index) for index, bound in enumerate(self.own) for path in bound.paths])
         # One plan for all, if nothing about a request matters but whether it is a preflight.
@@ -236,32 +233,6 @@ class RuleSet:
         self._living[id(bound)] = bound
         engine.overrides.register(bound.named)
         return bound
-
-    def plan_of_endpoint(self, rule: Rule, identity: str) -> Plan:
-        """Return the plan for a limit at an endpoint; one with the name of a rule has the limits of that rule."""
-        for namesake in self.own:
-            if namesake.identity == identity and namesake.rule.counts:
-                rule = rule.limited_as(namesake.rule)
-        return self.plan_of([RuleMatch(self.bind(rule, identity))], (), Traits())
-
-    def differing(self, rule: Rule, identity: str, where: str) -> str:
-        """Return how limits differ from those that were first written under their name; empty if they do not.
-
-        Args:
-            rule: The limits.
-            identity: The name of their buckets.
-            where: Where they are written.
-        """
-        if rule.name is None or not rule.counts:
-            return ""
-        limits = spelled(rule)
-        first, there = self.written.setdefault(identity, (limits, where))
-        if first == limits:
-            return ""
-        return (
-            f"the name {rule.name!r} has different limits: {first} in {there}, {limits} in {where}; "
-            "write the same limits, or give one of them another name"
-        )
 
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then those of routes and endpoints that were requested so far."""
