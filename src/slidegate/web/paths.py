@@ -23,7 +23,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Any, Final, Generic, TypeAlias, TypeVar
-from urllib.parse import unquote
 
 from starlette._utils import get_route_path
 from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor, StringConvertor, UUIDConvertor
@@ -41,19 +40,8 @@ MAX_ODD: Final = 2_048
 _ODD: Final = re.compile(r"//|/\.(?:/|\Z)")
 _SLASHES_AND_DOTS: Final = re.compile(r"/(?:\.?(?:/|\Z))+")
 _ASTRAY: Final = re.compile(r"\A[^/]|\n|/\.\.(?:/|\Z)")
-_FOREIGN: Final = r"[{}]|<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^"
-"""How regular expressions and other libraries write a variable part."""
-_NO_PATHS: Final = (
-    (
-        _FOREIGN,
-        "is not in Starlette's syntax, where {found!r} is literal text; write for example "
-        '"/items/{{id:int}}", "/api/{{rest:path}}" for a prefix, or a list such as ["/a", "/b"]',
-    ),
-    ("[*]", 'is not in Starlette\'s syntax; write "{before}{{rest:path}}" for all paths below'),
-    ("[?#]", "can never match: a path has no query and no fragment; write {before!r}"),
-    ("%[0-9A-Fa-f]{2}", "can never match: paths of requests are decoded first; write {decoded!r}"),
-)
-"""What no path of a rule contains, and why."""
+_FOREIGN: Final = re.compile(r"[{}*?#]|%[0-9A-Fa-f]{2}|<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[+]|[$]$|/\^")
+"""How regular expressions and other libraries write a variable part, and what no decoded path has."""
 _SPELLINGS: Final[Mapping[type, str]] = {
     IntegerConvertor: r"(?=[^/\d]*\d)[^/]+",
     FloatConvertor: r"(?=[^/]*?(?:\d|(?i:i_*n_*f|n_*a_*n)))[^/]+",
@@ -124,11 +112,13 @@ def _reachable(path: object, option: str) -> str:
             f'expected a path such as "/items/{{id}}", or "*" alone for all, not {quoted(path)}', option
         )
     literal = PARAM_REGEX.sub(lambda parameter: "x" * len(parameter[0]), path)
-    for pattern, problem in _NO_PATHS:
-        match = re.search(pattern, literal)
-        if match is not None:
-            text = problem.format(found=match[0], before=path[: match.start()], decoded=unquote(path))
-            raise ConfigurationError(f"{quoted(path)} {text}", option)
+    match = _FOREIGN.search(literal)
+    if match is not None:
+        raise ConfigurationError(
+            f"{quoted(path)} is not in Starlette's syntax, where {match[0]!r} is literal text; write it decoded and "
+            'without a query, for example "/items/{id:int}", "/api/{rest:path}" for a prefix, or a list of paths',
+            option,
+        )
     return path
 
 
