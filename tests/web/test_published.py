@@ -79,7 +79,7 @@ async def test_workers_that_have_met_the_same_publish_one_text_and_16_bytes_each
     await app.limiter.engine.workers.write(1.0)
     assert len({name[1] for name in rows.rows if name[0] == RULES} - texts) == 1
     last = max(await limiter_on(rows).published(), key=lambda one: len(one.rules))
-    assert sorted(one.requests for one in last.rules) == ["", "GET /a/{id}", "paths without a route"]
+    assert sorted(one.requests for one in last.rules) == ["", "*", "GET /a/{id}"]
 
 
 async def test_a_text_that_is_gone_is_written_again_and_one_of_a_later_version_is_not_read() -> None:
@@ -206,15 +206,13 @@ async def test_lists_and_what_decides_about_a_request_are_published(tmp_path: Pa
         for name, one in found.items()
     } == {
         ("outer:a", "9/1m"): ("GET /a /b", True, False, 1_000_000, 1, False, 24),
-        ("outer:b", "8/1m"): ("", False, True, 0, 3, False, 24),
+        ("outer:b", "8/1m"): ("/{rest:path}", False, True, 0, 3, False, 24),
         ("outer:c", "7/1m"): ("", False, False, 0, 1, True, 16),
         ("outer:c", "3"): ("", False, False, 0, 1, False, 16),
     }
     lists = [one for one in published.rules if one.action in ("allowlist", "blocklist")]
     assert sorted((one.rule, one.size, len(one.ranges.split())) for one in lists) == [
-        ("allowlist", 45, 5),
-        ("allowlist", 45, 20),
-        ("allowlist", 45, 20),
+        ("allowlist", 45, 45),
         ("bad", 3, 3),
     ]
     (blocked,) = [one.ranges for one in lists if one.action == "blocklist"]

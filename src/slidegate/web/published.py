@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any, Final
 
 from ..core.buckets import Bucket
@@ -13,7 +11,7 @@ from ..core.limits import AnyLimit, Limit
 from ..limiter.workers import PublishedRule, fields_of, rules_of
 from .bound_rule import BoundRule
 from .client_ip import ClientAddress
-from .default_limits import NO_ROUTE, OF_ROUTE
+from .default_limits import OF_ROUTE
 from .endpoint_rule import EndpointRule
 from .keys import Key, KeyFunction
 from .policy import Policy
@@ -27,9 +25,6 @@ MESSAGES: Final = "messages"
 """The label of the limits of messages on websockets."""
 MOST_RANGES: Final = 1_000
 """How many ranges a list has at most whose ranges are published: a worker makes the text every ten seconds."""
-_RANGES: Final = 20
-"""How many ranges are in one row."""
-_ALL_PATHS: Final = re.compile(r"/\{\w+:path\}")
 
 
 def published_rules(policy: Policy) -> Iterator[PublishedRule]:
@@ -50,7 +45,9 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     in_order = {*rules.own}
     for bound in rules.bound():
         if bound not in in_order:
-            yield from _of_rule(bound, policy, {"order": last, **_beyond(bound)})
+            requests = bound.rule.label.removeprefix(OF_ROUTE)
+            place = {"order": last, "requests": requests, "at_endpoint": isinstance(bound.rule, EndpointRule)}
+            yield from _of_rule(bound, policy, place)
     if policy.messages is not None:
         yield from _of_messages(policy.messages, policy, last)
     for ban in policy.signals.ban_policies.values():
@@ -93,19 +90,6 @@ def _may_be_leased(limit: AnyLimit, policy: Policy) -> bool:
     return not (isinstance(limit, Limit) and limit.exact)
 
 
-def _beyond(bound: BoundRule) -> dict[str, Any]:
-    """Return which requests a limit of a route or at an endpoint concerns, and which of both it is."""
-    rule = bound.rule
-    if isinstance(rule, EndpointRule):
-        requests = rule.label
-        if rule.name is not None:
-            requests = f"endpoints with the limit {rule.name}"
-        return {"requests": requests, "at_endpoint": True}
-    if rule.label == f"{OF_ROUTE}{NO_ROUTE}":
-        return {"requests": "paths without a route"}
-    return {"requests": rule.label.removeprefix(OF_ROUTE)}
-
-
 def _of_messages(bucket: Bucket, policy: Policy, order: int) -> Iterator[PublishedRule]:
     """Yield the limits of messages on websockets, without names, as operators cannot change them."""
     about: dict[str, Any] = {
@@ -122,7 +106,7 @@ def _of_messages(bucket: Bucket, policy: Policy, order: int) -> Iterator[Publish
 
 
 def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
-    """Yield the ranges of a list, some in each row; of a long list only how many there are."""
+    """Yield the ranges of a list; of a long one only how many there are."""
     networks = policy.lists[kind]
     if networks is None:
         return
@@ -132,18 +116,10 @@ def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
     label = kind
     if networks.file is not None:
         label = networks.file.name
-    about: dict[str, Any] = {
-        "middleware": policy.names.middleware,
-        "rule": label,
-        "action": kind,
-        "size": len(networks),
-    }
-    if len(networks) > MOST_RANGES:
-        yield PublishedRule(**about)
-        return
-    texts = (f"{version}:{first:x}-{last:x}" for version, first, last in ranges)
-    while row := [*islice(texts, _RANGES)]:
-        yield PublishedRule(ranges=" ".join(row), **about)
+    text = ""
+    if len(networks) <= MOST_RANGES:
+        text = " ".join(f"{version}:{first:x}-{last:x}" for version, first, last in ranges)
+    yield PublishedRule(policy.names.middleware, rule=label, action=kind, ranges=text, size=len(networks))
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
@@ -156,8 +132,7 @@ def requests_of(rule: Rule) -> str:
         words.append(text_of_methods(rule.methods))
     if rule.connection is not None:
         words.append(rule.connection)
-    if not any(_ALL_PATHS.fullmatch(path.path) for path in rule.rule_paths):
-        words += [path.path for path in rule.rule_paths]
+    words += [path.path for path in rule.rule_paths]
     return " ".join(words)
 
 
