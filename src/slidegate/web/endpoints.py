@@ -8,6 +8,8 @@ header fields that every refusal must have.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine
+from copy import copy
+from functools import cached_property
 from inspect import Parameter, Signature
 from typing import Any, NoReturn, TypeVar, Unpack, overload
 
@@ -48,8 +50,15 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
     """
 
     def __init__(self, decision: Decision, answer: Answer) -> None:
-        self.decision = decision
+        self._refused = decision
         HTTPException.__init__(self, answer.status, answer.detail, answer.headers.copy())
+
+    @cached_property
+    def decision(self) -> Decision:  # type: ignore[override]
+        """The refusal, with the status of the answer, as `on_refused` gets it."""
+        decision = copy(self._refused)
+        decision.status = self.status_code
+        return decision
 
 
 class RateLimit:
