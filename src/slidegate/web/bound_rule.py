@@ -181,9 +181,8 @@ class BoundRule:
     @property
     def named(self) -> list[NamedLimit]:
         """The limits by their names in header fields; operators can change them while this object exists."""
-        limits: list[NamedLimit] = []
-        if self.bucket is not None:
-            limits += named_limits(self.bucket, changeable=self.rule.limits_function is None)
-        if self.permits is not None:
-            limits += named_limits(self.permits)
-        return limits
+        return [limit for bucket, _ in self.charges for limit in self.named_of(bucket)]
+
+    def named_of(self, bucket: Bucket) -> list[NamedLimit]:
+        """Return the limits of one of its buckets by their names."""
+        return named_limits(bucket, changeable=bucket.is_permit or self.rule.limits_function is None)

@@ -75,7 +75,7 @@ def check_options(options: Collection[str]) -> None:
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-def rule_at(limit: Rule, function: Any, endpoint: Any, route: str, path: str) -> tuple[Rule, str]:
+def rule_at(limit: Rule, function: Any, endpoint: Any, route: str) -> tuple[Rule, str]:
     """Return a limit as it is at an endpoint, and the name of its buckets, which one with a name has everywhere.
 
     Args:
@@ -83,7 +83,6 @@ def rule_at(limit: Rule, function: Any, endpoint: Any, route: str, path: str) ->
         function: The function that it is put around; for a dependency the endpoint.
         endpoint: The endpoint of the route.
         route: The display name of the route, the first of several; empty if it is unknown.
-        path: Its path, where there is no display name.
     """
     rule = copy(limit)
     if rule.name is not None:
@@ -91,7 +90,7 @@ def rule_at(limit: Rule, function: Any, endpoint: Any, route: str, path: str) ->
     rule.label = _label_at(function, endpoint, route)
     where = dotted_name(function)
     if not is_found_by_name(function):  # others may have this module and name, too: the route tells them apart
-        where = f"{where} {route or path}"
+        where = f"{where} {route}"
     return rule, rule.identity_of(f"{where} {spelled(rule)}")
 
 

@@ -241,7 +241,7 @@ class RateLimit:
         memo = rules.at_endpoints.get(memo_key)
         if memo is None:
             label = route_label(scope)
-            rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label, getattr(route, "path", ""))
+            rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label)
             where = f"RateLimit at {label or 'another endpoint'}"
             first, there = rules.named.setdefault(identity, (rule, where))
             if spelled(first) != spelled(rule):

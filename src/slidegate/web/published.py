@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ..core.buckets import Bucket
-from ..core.concurrency import Concurrency
-from ..core.limits import AnyLimit, Limit
+from ..core.limits import Limit
 from ..limiter.workers import PublishedRule, fields_of, rules_of
 from .bound_rule import BoundRule
 from .client_ip import ClientAddress
@@ -73,21 +72,18 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
     if not rule.counts:
         yield PublishedRule(rule=rule.label, action=rule.action, **about)
         return
-    limits = bound.named
-    rows = rules_of(limits, bucket=bound.identity, **about, **_key_of(rule.key, policy))
-    for limit, published in zip(limits, rows, strict=True):
-        costs: dict[str, Any] = {}
-        if not published.limit.isdigit():  # a request takes one permit, whatever it costs
-            costs = {"cost": rule.cost, "cost_by_function": rule.cost_function is not None}
-        is_leased = _may_be_leased(limit.configured, policy) and not rule.count_denied
-        yield published._replace(wait_us=rule.wait_us, leased=is_leased, **costs)
+    about |= {"bucket": bound.identity, "wait_us": rule.wait_us, **_key_of(rule.key, policy)}
+    for bucket, cost in bound.charges:  # a request takes one permit, whatever it costs
+        by_function = rule.cost_function is not None and not bucket.is_permit
+        leased = _may_be_leased(bucket, policy)
+        yield from rules_of(bound.named_of(bucket), cost=cost, cost_by_function=by_function, leased=leased, **about)
 
 
-def _may_be_leased(limit: AnyLimit, policy: Policy) -> bool:
-    """Return whether workers may have units of a limit charged ahead; those of permits and exact limits never are."""
-    if not policy.limiter.store.leases_units or isinstance(limit, Concurrency):
+def _may_be_leased(bucket: Bucket, policy: Policy) -> bool:
+    """Return whether workers may have units of a bucket charged ahead, see `Limiter.from_url`."""
+    if not policy.limiter.store.leases_units or bucket.is_permit or bucket.count_denied:
         return False
-    return not (isinstance(limit, Limit) and limit.exact)
+    return not any(isinstance(limit, Limit) and limit.exact for limit in bucket.limits)
 
 
 def _of_messages(bucket: Bucket, policy: Policy, order: int) -> Iterator[PublishedRule]:
@@ -140,11 +136,7 @@ def _key_of(key: Key | KeyFunction | None, policy: Policy) -> dict[str, Any]:
     """Return the kind of the keys that a rule or a ban policy reads, and which networks are one client."""
     prefixes = policy.address.prefixes
     if isinstance(key, ClientAddress):
-        prefixes = {**key.prefixes}
-        # Without proxies of its own it truncates the middleware's client, which may be a network already.
-        if not key.trusted:
-            for version, prefix in policy.address.prefixes.items():
-                prefixes[version] = min(prefix, prefixes[version])
+        prefixes = key.prefixes
     return {"key": kind_of_key(key), "ipv4_prefix": prefixes[4], "ipv6_prefix": prefixes[6]}
 
 
