@@ -221,8 +221,7 @@ class RateLimit:
         is_websocket = scope["type"] == "websocket"
         # The connection breaks if an HTTP response has begun; no refusal is reported then.
         if refusals.wants("exceeded") and (is_websocket or not visit.status):
-            others = [effect for effect in visit.effects if not isinstance(effect, ReportRefusal)]  # of caught ones
-            visit.effects = [*others, ReportRefusal(refusals, decision, scope)]
+            visit.effects = [*visit.effects, ReportRefusal(refusals, decision, scope)]
         if is_websocket and (visit.status or not takes_answer(scope)):
             if decision.reason is Reason.BANNED:
                 raise WebSocketException(POLICY_VIOLATION, "banned")
