@@ -235,8 +235,7 @@ class RateLimit:
         """Return the plan of the requests to an endpoint."""
         rules = policy.rules
         function = getattr(endpoint, "__func__", endpoint)  # each access to a method creates a new bound method
-        route = scope.get("route")
-        memo_key = id(self), id(function), id(route)
+        memo_key = id(self), id(function)
         memo = rules.at_endpoints.get(memo_key)
         if memo is None:
             label = route_label(scope)
@@ -249,8 +248,8 @@ class RateLimit:
                 policy.findings.report([Finding("SG143", text)])
             plan = rules.plan_of([RuleMatch(rules.bind(rule.limited_as(first), identity))], (), Traits())
             _report_parameters(rule, scope)
-            # The memo keeps all three alive, so that no other object gets their ids.
-            memo = remember(rules.at_endpoints, memo_key, (plan, (self, function, route)))
+            # The memo keeps both alive, so that no other object gets their ids.
+            memo = remember(rules.at_endpoints, memo_key, (plan, (self, function)))
         return memo[0]
 
 
