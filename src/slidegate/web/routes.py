@@ -145,11 +145,7 @@ def _label(kind: str, path: str) -> str:
     return f"{kind} {template}"
 
 
-def _walk(
-    app: object,
-    above: str = "",
-    inside: tuple[object, ...] = (),
-) -> Iterator[tuple[Any, str]]:
+def _walk(app: object, above: str = "", inside: tuple[object, ...] = ()) -> Iterator[tuple[Any, str]]:
     """Yield every route of an application and its mounts, each with the path where its router is mounted.
 
     Args:
