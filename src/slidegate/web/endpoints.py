@@ -246,7 +246,8 @@ class RateLimit:
                 text = f"the name {rule.name!r} has the limits {spelled(first)} in {there}, which count for all, and "
                 text += f"{spelled(rule)} in {where}; write the same, or another name"
                 policy.findings.report([Finding("SG143", text)])
-            plan = rules.plan_of([RuleMatch(rules.bind(rule.limited_as(first), identity))], (), Traits())
+            rule.limits, rule.limits_function, rule.concurrency = first.limits, first.limits_function, first.concurrency
+            plan = rules.plan_of([RuleMatch(rules.bind(rule, identity))], (), Traits())
             _report_parameters(rule, scope)
             # The memo keeps both alive, so that no other object gets their ids.
             memo = remember(rules.at_endpoints, memo_key, (plan, (self, function)))

@@ -216,12 +216,6 @@ class Rule:
         rule.key = rule._checked_key(key)
         return rule
 
-    def limited_as(self, other: Rule) -> Rule:
-        """Return the rule with the limits of another one."""
-        rule = copy(self)
-        rule.limits, rule.limits_function, rule.concurrency = other.limits, other.limits_function, other.concurrency
-        return rule
-
     def allows(self, kind: str, method: object) -> bool:
         """Return whether requests of a connection type and a method can match, for a limit or a block.
 
