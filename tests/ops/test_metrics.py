@@ -268,7 +268,7 @@ async def test_every_metric_has_the_kind_and_the_help_of_the_page() -> None:
 
 def test_outcomes_of_threads_are_noted_in_bounds_and_counted_once() -> None:
     metrics = PrometheusMetrics(Limiter(), registry=CollectorRegistry())
-    outcome = Outcome(PEER, [Decision(True, Reason.OK)], None, (), "GET /", 200, "success", 0, 1)
+    outcome = Outcome(PEER, [Decision(True, Reason.OK)], None, (), "GET /", 200, False, 0, 1)
 
     def work(number: int) -> None:
         for _ in range(300):

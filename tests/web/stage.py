@@ -79,6 +79,7 @@ from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateL
 from slidegate.core import StoreUnavailable
 from slidegate.core.durations import read_span_us
 from slidegate.core.errors import closest
+from slidegate.events import Outcome
 from slidegate.testing import FakeClock, limits_clock
 
 from ..asgi import PEER, Answer, hello, scope_of, send_scope
@@ -172,6 +173,13 @@ def repeated(written: str) -> str:
 def expanded(written: str) -> str:
     """Return a text with its escapes read, and with what it repeats."""
     return repeated(written).encode().decode("unicode_escape")
+
+
+def end_of(outcome: Outcome) -> str:
+    """Return in a word how a request has ended."""
+    if outcome.refusal is not None:
+        return "refused"
+    return "exception" if outcome.failed else "success"
 
 
 class Stage:
@@ -612,11 +620,11 @@ class Stage:
     def _outcomes(self, times: str = "") -> str:
         said = []
         for one in self.observer.outcomes:
-            reason, rules = one.reason if one.decisions else f"undecided ({one.reason})", ", ".join(one.rules) or "none"
+            reason, rules = one.reason, ", ".join(one.rules) or "none"
             shadows = f", shadows {', '.join(one.shadow_rules)}" if one.shadow_rules else ""
             keys = {state.key for decision in one.decisions for state in decision.states}
             when = f", at {one.began_us} for {one.duration_us} us, of {', '.join(keys)}" if times else ""
-            said.append(f"{reason} by {rules}, {one.route}, {one.status}, {one.ended}{shadows}{when}")
+            said.append(f"{reason} by {rules}, {one.route}, {one.status}, {end_of(one)}{shadows}{when}")
         self.observer.outcomes.clear()
         return "\n".join(said)
 

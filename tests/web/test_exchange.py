@@ -46,6 +46,7 @@ from slidegate.web.keys import everyone, header
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
 from .middlewares import FORMS, Listener, greet, starlette
+from .stage import end_of
 
 DRAFT: Final = {b"ratelimit", b"ratelimit-policy"}
 LEGACY: Final = {b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
@@ -291,7 +292,7 @@ async def test_a_refused_request_that_asks_again_is_decided_again(at: str, optio
     for request in requests:
         pauses[:] = request
         answer = await call(app)
-        assert ear.outcomes[-1].ended == ("success" if answer.status == 200 else "refused")
+        assert ear.outcomes[-1].allowed is (answer.status == 200)
         shown = answer.headers["ratelimit-policy"].split(", ")
         assert len(shown) == 2, "an earlier refusal is not shown beside the decision that follows it"
 
@@ -327,7 +328,7 @@ async def ends(words: list[str]) -> str:
 
     class Failing(Listener):
         def request(self, outcome: Outcome, /) -> None:
-            told.append(f"[{outcome.ended}]" if outcome.allowed else "[refused]")
+            told.append(f"[{end_of(outcome)}]")
             raise RuntimeError("no")
 
     limiter = Limiter(store)
@@ -354,12 +355,15 @@ async def ends(words: list[str]) -> str:
         told.append(message["type"].rpartition(".")[2])
 
     middleware = RateLimitMiddleware(app, rules=[Rule("*", "5/day", concurrency=1)], limiter=limiter)
-    with suppress(Exception, CancelledError):
+    error: BaseException | None = None
+    try:
         kind = "websocket" if words[:1] in (["accept"], ["close"]) else "http"
         await middleware(scope_of(type=kind), anyio.sleep_forever, send)
+    except (Exception, CancelledError) as raised:
+        error = raised
     (outcome,), (decision, *more) = ear.outcomes, ear.outcomes[0].decisions
     passed = outcome.client, decision.checks, outcome.route, outcome.duration_us
-    is_ordinary = kind == "http" and outcome.ended == "success" and not more
+    is_ordinary = end_of(outcome) == "success" and error is None and not more
     assert brief.outcomes in ([[passed]] if is_ordinary else [[outcome], [passed]])
     return " ".join([*told, f"end {store.permits_held()}"])
 
@@ -386,7 +390,7 @@ async def test_an_outcome_is_of_the_client_at_the_entrance_of_the_outermost_midd
         for path in ("/", "/key", "/key", "/all"):
             await call(app, path, headers={"X-Key": "k", "X-Forwarded-For": client})
     assert [outcome.client for outcome in ear.outcomes] == ["192.0.2.7"] * 4 + ["2001:db8::/64"] * 4
-    assert [outcome.ended for outcome in ear.outcomes].count("refused") == 4
+    assert [outcome.allowed for outcome in ear.outcomes].count(False) == 4
 
 
 # -- the fields of an answer -------------------------------------------------------------------------------------------

@@ -566,8 +566,8 @@ class Middleware(RuleBasedStateMachine):
         refused = [name for kind, name, _ in emitted if kind == "refused"]
         assert len(refused) == bool(foreseen.refused_by)
         assert {*refused} <= foreseen.refused_by
-        outcomes = [(one.status, one.ended) for one in self.listener.outcomes]
-        assert outcomes == [(foreseen.status, "refused" if refused else "success")] * len(foreseen.limiters)
+        outcomes = [(one.status, one.allowed) for one in self.listener.outcomes]
+        assert outcomes == [(foreseen.status, not refused)] * len(foreseen.limiters)
 
     @precondition(lambda self: self.model.changeable())
     @rule(data=st.data(), amount=st.sampled_from([1, 2, 4, 7]))

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
@@ -42,8 +42,6 @@ LEVELS: Final[dict[str, int]] = {
 KINDS: Final = tuple(LEVELS)
 """All kinds of events; docs/reference/errors.md describes when each is emitted, and its details."""
 
-
-Ended: TypeAlias = Literal["refused", "success", "exception", "cancelled"]
 Passed: TypeAlias = tuple[str, Sequence[Check], str, int]
 """The client, checks, route and microseconds of an ordinary request."""
 
@@ -60,8 +58,7 @@ class Outcome:
         route: The methods and the template of the route, for example ``GET /items/{id}``; ``(no route)`` if no route
             was found, for example because the request was refused before.
         status: The status code of the response; 0 if none was sent.
-        ended: ``refused``; or, if admitted, ``success``, ``exception`` or ``cancelled``. A request that is cancelled
-            while it waits for room, or whose client disconnects, is ``cancelled``, and not allowed.
+        failed: Whether it was admitted, and the application raised an exception.
         began_us: When it arrived, in microseconds of Unix time.
         duration_us: The time until the last byte of its response was sent, in microseconds.
     """
@@ -72,38 +69,33 @@ class Outcome:
     shadow_rules: tuple[str, ...]
     route: str
     status: int
-    ended: Ended
+    failed: bool
     began_us: int
     duration_us: int
 
     @property
     def allowed(self) -> bool:
         """Whether it was admitted."""
-        return self.refusal is None and bool(self.decisions)
+        return self.refusal is None
 
     @property
     def reason(self) -> Reason:
-        """Why it was admitted or refused: the reason of its most significant decision.
-
-        ``unavailable`` if it ended before there was a decision, for example because its client left.
-        """
+        """Why it was admitted or refused: the reason of its most significant decision."""
         if self.refusal is not None:
             return self.refusal.reason
-        if not self.decisions:
-            return Reason.UNAVAILABLE
         return self.decisions[-1].reason
 
     @property
     def rules(self) -> tuple[str, ...]:
         """The names of the rules that counted it; for a refusal, of those that refused it."""
         refusal = self.refusal
-        if refusal is None or self.ended != "refused":
+        if refusal is None:
             labels: dict[str, None] = {}
             for decision in self.decisions:
                 for bucket, _, _ in decision.checks:
                     labels[bucket.label] = None
             return tuple(labels)
-        # Only a rule sets a status: one that blocks, or whose request left while it waited.
+        # Only a rule that blocks sets a status.
         if refusal.status:
             return (refusal.by,)
         # Most refusals of an attack are by the only rule, so no states need be made for them.
@@ -123,12 +115,10 @@ class Observer:
             making this event takes longer than refusing the request, and it is made only if an observer wants it.
         takes_passed: Whether `request` receives a `Passed` in place of the outcome of an ordinary request, which the
             limits of its only decision admitted and which ended well: an outcome takes longer to make, and to keep.
-        takes_exempt: Whether `request` receives requests that a rule exempts and no limit counts.
     """
 
     refused_events: bool = True
     takes_passed: bool = False
-    takes_exempt: bool = True
 
     def event(self, event: Event, /) -> None:
         """Receive an event."""
@@ -208,7 +198,6 @@ class ObserverHub:
         requests: The observers of requests.
         passed: Those of them that take an ordinary request as `Passed`.
         outcomes: The others; without any, no `Outcome` of such a request is created.
-        exempt: Those of all that take exempt requests, each as an `Outcome`.
     """
 
     def __init__(self, unix_us: Clock, observers: Iterable[AnyObserver]) -> None:
@@ -308,7 +297,6 @@ class ObserverHub:
         self.requests = [(listener, listener.request) for listener in subscriptions if listener.request is not None]
         self.passed = [pair for pair in self.requests if getattr(pair[0].observer, "takes_passed", False)]
         self.outcomes = [pair for pair in self.requests if pair not in self.passed]
-        self.exempt = [pair for pair in self.requests if getattr(pair[0].observer, "takes_exempt", True)]
 
 
 def notify(receivers: Iterable[tuple[Subscription, Callable[[Any], object]]], report: Event | Outcome | Passed) -> None:

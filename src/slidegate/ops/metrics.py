@@ -167,7 +167,7 @@ class LimiterMetrics(Observer):
             self._adder(RULE_REQUESTS, _bounded(self._rules, rule), "shadow_refused")(1)
         if outcome.allowed:
             self._count_admitted(outcome.rules, outcome.route, [outcome.duration_us])
-        if outcome.ended != "refused":
+        if outcome.refusal is None:
             return
         self._adder(REFUSALS, outcome.reason)(1)
         result = "refused"

@@ -64,7 +64,6 @@ class Statistics(Observer):
 
     refused_events = False  # refusals are taken from outcomes
     takes_passed = True
-    takes_exempt = False
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter

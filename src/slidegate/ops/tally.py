@@ -66,7 +66,7 @@ class Tally:
                 self._count_admitted(request)
                 continue
             self._count_outcome(request)
-            if request.ended == "refused":
+            if request.refusal is not None:
                 refused.append(request)
         self.clients.forget_rare()
         self.keys.forget_rare()
@@ -96,22 +96,19 @@ class Tally:
             self._note_others(client, keys)
 
     def _count_outcome(self, outcome: Outcome) -> None:
-        """Count a request that was refused, failed, was left by its client, or met several decisions."""
+        """Count a request that was refused, failed, or met several decisions."""
         checks = [check for decision in outcome.decisions for check in decision.checks]
         route = outcome.route
         # A middleware refuses before the route is known: that is no request to a path without one.
-        if outcome.ended == "refused" and route == NO_ROUTE:
+        if outcome.refusal is not None and route == NO_ROUTE:
             route = ""
         traffic = self._traffic(outcome.rules, route)
-        if outcome.refusal is not None and outcome.ended == "refused":
+        if outcome.refusal is not None:
             traffic.count_refusal(outcome.reason)
             self._count_refused(outcome, outcome.refusal, checks)
-        elif outcome.ended == "exception":
-            traffic.exceptions += 1
-        elif outcome.ended == "cancelled":
-            traffic.cancelled += 1
-        # A request whose client left before a decision has no keys, so it counts for no client.
-        if outcome.allowed:
+        else:
+            if outcome.failed:
+                traffic.exceptions += 1
             self._count_admitted((outcome.client, checks, route, outcome.duration_us))
         for rule in outcome.shadow_rules:
             self._traffic((rule,), "").shadow_refused += 1

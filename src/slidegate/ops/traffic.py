@@ -70,13 +70,11 @@ class Traffic(RequestCounts):
     Attributes:
         shadow_refused: Requests that a shadow rule would have refused; counted for that rule and in total.
         exceptions: Admitted requests that ended in an exception of the application.
-        cancelled: Requests whose client disconnected before the response was complete.
         times: The durations of admitted requests until the last byte of the response.
     """
 
     shadow_refused: int = 0
     exceptions: int = 0
-    cancelled: int = 0
     times: ResponseTimes = field(default_factory=ResponseTimes, repr=False)
 
     @property
@@ -102,7 +100,7 @@ class Traffic(RequestCounts):
 
 CLIENT_COUNTS: Final = ("passed", "refused", "banned", "blocked", "unavailable")
 """The names of the counts of a client."""
-COUNTS: Final = (*CLIENT_COUNTS, "shadow_refused", "exceptions", "cancelled")
+COUNTS: Final = (*CLIENT_COUNTS, "shadow_refused", "exceptions")
 """The names of the counts of a rule, a route or a step."""
 
 

@@ -2,7 +2,7 @@
 
 An effect is there only for requests whose rules need it. A request ends with the last message of its
 body, a websocket when the application's call returns. Anything after the end, such as a failing background task, does
-not affect the outcome. A request that never reaches its end is reported as cancelled: the client has disconnected.
+not affect the outcome.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from starlette.types import Scope
-from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.reservation import Reservation
 from ..limiter.aio import in_background
 from ..limiter.engine import Engine
-from ..limiter.observers import Ended, Outcome, notify
+from ..limiter.observers import Outcome, notify
 from .callbacks import UserCallbacks
 from .plan import Effect, Plan
 from .refusals import Refusals
 from .routes import RouteLabels
 from .rules import Rule
 from .signals import Signals
-from .visit import FAILED, UNFINISHED, Visit, is_failure
+from .visit import FAILED, Visit, is_failure
 
 
 def _true_or_false(counts: object) -> bool:
@@ -155,6 +154,8 @@ class ReportRefusal(Effect):
 class Report(Effect):
     """Reports the outcome of a request, in the outermost middleware of a limiter.
 
+    A request that is exempt, or whose client leaves before it is decided or while it waits, is not reported.
+
     Args:
         engine: The engine of the limiter.
         routes: Determines the routes of requests.
@@ -188,46 +189,35 @@ class Report(Effect):
             # Limits admit it in one decision: observers that need no `Outcome` of that get its parts, which costs less.
             notify(observers.passed, (visit.client.key, own[0].checks, route, duration_us))
             receivers = observers.outcomes
-        elif visit.plan.is_exempt and not _is_counted(visit):
-            receivers = observers.exempt
         else:
             receivers = observers.requests
-        if receivers:
+        if receivers and _is_reported(visit):
             notify(receivers, self._outcome(visit, error, route, duration_us))
 
     def _outcome(self, visit: Visit, error: BaseException | None, route: str, duration_us: int) -> Outcome:
-        has_failed = error is not None and is_failure(error)
-        status = visit.status or visit.answered(error)
         decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
         refusal: Decision | None = None
+        status = visit.status or visit.answered(error)
+        has_failed = error is not None and is_failure(error) and (visit.status or not status)
         # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
-        if decisions and not decisions[-1].allowed and not (visit.status and has_failed):
-            refusal = decisions[-1]
-        ended: Ended = "success"
-        if visit.has_left:  # whatever the application answers then
-            ended, status = "cancelled", 0
-        elif refusal is not None:
-            ended = "refused"
-        elif has_failed:
-            if visit.status or not status:  # else an application around the middleware answers
-                ended, status = "exception", status or FAILED
-        elif error is not None and not _is_ended_websocket(visit, error):
-            ended = "cancelled"
+        if not decisions[-1].allowed and not (visit.status and has_failed):
+            refusal, has_failed = decisions[-1], False
+        if has_failed:
+            status = status or FAILED
         began_us = self._engine.unix_us() - duration_us
         shadow_rules = tuple([label for _, label in visit.observed if label])
         client = visit.client.key
-        return Outcome(client, decisions, refusal, shadow_rules, route, status, ended, began_us, duration_us)
+        return Outcome(client, decisions, refusal, shadow_rules, route, status, bool(has_failed), began_us, duration_us)
 
 
-def _is_counted(visit: Visit) -> bool:
-    """Return whether anything has refused a request, or a limit or a shadow rule has counted it."""
-    return bool(visit.observed) or any(decision.checks or not decision.allowed for _, decision in visit.decisions)
-
-
-def _is_ended_websocket(visit: Visit, error: BaseException) -> bool:
-    """Return whether a websocket was answered, and has ended by itself, which sends no last message."""
-    is_answered = bool(visit.status) and visit.scope["type"] == "websocket"
-    return is_answered and (error is UNFINISHED or isinstance(error, WebSocketDisconnect))
+def _is_reported(visit: Visit) -> bool:
+    """Return whether a request was decided, and unless it is exempt, or a limit or a shadow rule has counted it."""
+    if visit.has_left:
+        return False
+    decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
+    if not visit.plan.is_exempt:
+        return bool(decisions)
+    return bool(visit.observed) or any(decision.checks or not decision.allowed for decision in decisions)
 
 
 def effects_of(plan: Plan, engine: Engine, signals: Signals, calls: UserCallbacks) -> list[Effect]:

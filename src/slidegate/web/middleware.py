@@ -32,7 +32,7 @@ from .refusals import OnRefused
 from .routes import visible_app
 from .rules import Limits, LimitsFunction, Rule
 from .switch import setting_that_switches_off
-from .visit import ENDED_CHANNELS, UNFINISHED, Visit
+from .visit import ENDED_CHANNELS, Visit
 from .websockets import MessageLimits
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class RateLimitMiddleware(FailsAtStartup):
             else:  # strikes, reports, the answer: in this order, there
                 await policy.refusals.refuse(visit, decision)
             if visit.effects:
-                await visit.end(UNFINISHED)
+                await visit.end()
         except BaseException as error:
             visit.is_within = self._is_within
             await visit.fail(error)

@@ -58,7 +58,7 @@ class Effect:
 
         Args:
             visit: The request.
-            error: What the application has raised; `UNFINISHED` if it has only returned; None after the last byte.
+            error: What the application has raised; None if it has returned, or after the last byte.
         """
         return None
 

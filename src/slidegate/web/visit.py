@@ -28,8 +28,6 @@ STARTS: Final = {"http.response.start": 200, **_HANDSHAKES}
 """The messages that start a response and have header fields, and the default status of each."""
 FAILED: Final = 500
 """The status that a server sends if the application raises before it answers."""
-UNFINISHED: Final = BaseException("the application has returned before its response was complete")
-"""Stands for what is no exception where effects end: nothing was raised, and there was no last message."""
 CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
 _LASTS: Final = frozenset(
@@ -293,7 +291,7 @@ class Visit:
         """Let the effects of the end happen. What the application does afterwards has no part in the response.
 
         Args:
-            error: What the application has raised; `UNFINISHED`; None if the response is complete.
+            error: What the application has raised; None if it has returned, or the response is complete.
             last: The last message of the response, to send before; None if it was sent, or there is none.
         """
         if last is not None:
