@@ -279,6 +279,8 @@ class Expected:
     events: list[tuple[str, str, str]] = field(default_factory=list)
     limiters: set[int] = field(default_factory=set)
     """Those whose observers hear of it once: of each middleware that it has come to."""
+    exempt: dict[int, int] = field(default_factory=dict)
+    """Those of them whose outermost middleware exempts it, with its depth: they hear of it if it is counted anyway."""
     failed: set[tuple[object, ...]] = field(default_factory=set)
 
 
@@ -332,14 +334,20 @@ class Model:
                     report(0, one, request, passed[0]) if one.kind == "shadow" else ask(0, [one], request, passed[0])
         except Refused as refused:
             self.expected.refused_by, status = refused.args
+        for limiter, outermost in self.expected.exempt.items():
+            observed = any(within.reported for within in passed[: outermost + 1])
+            if not observed and not self.expected.refused_by and not any(within.checks for within in passed):
+                self.expected.limiters.remove(limiter)
         for depth, within in enumerate(passed):
             self._settle(depth, within, status)
         self.expected.status = status
         return self.expected
 
     def _enter(self, depth: int, request: Request, passed: Passed) -> None:
-        self.expected.limiters.add(self.program.layers[depth].limiter)
-        counting, ends = self._counting(depth, request)
+        limiter, (counting, ends) = self.program.layers[depth].limiter, self._counting(depth, request)
+        if ends == "exempt" and limiter not in self.expected.limiters:
+            self.expected.exempt[limiter] = depth
+        self.expected.limiters.add(limiter)
         if self.program.beside and ends != "exempt" and request.url.path == HONEYPOT:
             # The honeypot would ban the client; the store tells that once, to the limiters of all workers.
             trapped = self.program.layers[depth].limiter, request.scope["client"][0]
