@@ -214,10 +214,9 @@ def test_no_stack_is_kept() -> None:
     assert limits(operations(app))["GET /health"] == ["50/1h", "5/1m"]
 
 
-def test_options_that_can_be_read_once_are_those_of_the_document_and_of_the_middleware() -> None:
-    """The middleware that is built for the document is the one that decides."""
+def test_the_middleware_of_a_document_leaves_its_names_to_that_of_the_application() -> None:
     limiter = Limiter()
-    app = site(rules=(rule for rule in [Rule("/health", "1/hour")]), limiter=limiter)
+    app = site(rules=[Rule("/health", "1/hour")], limiter=limiter)
     assert limits(documented(app))["GET /health"] == ["1/1h"]
     client = TestClient(app)
     assert [client.get("/health").status_code for _ in range(2)] == [200, 429]

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .._watcher import FollowedFile
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
-from ..web.broken import FailsAtStartup, fail_startup
+from ..web.broken import FailsAtStartup, fail_startup, keeps_error
 from ..web.finding import Finding
 from ..web.middleware import RateLimitMiddleware
 from ..web.policy import Policy
@@ -59,6 +59,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     reloaded = "{path}: active rules: {count}"
     rejected = "the active rules are kept: {error}"
 
+    @keeps_error
     def __init__(
         self,
         app: ASGIApp,
@@ -74,9 +75,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
                 f'app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml"), not {quoted(path)}'
             )
         self._below = app
-        if self.is_built:
-            self.app.app = app
-            return
         super().__init__(str(path), "")
         self.file = Path(path)
         limiter = options.get("limiter")
@@ -92,7 +90,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         self.app = self._build(reader, read_options)
         self.limiter.engine.register(self.app)
         self.observe(self.limiter.engine.emit)
-        self.is_built = True
 
     @property
     def findings(self) -> list[Finding]:
@@ -111,7 +108,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         """Create the middleware that the file describes."""
         all_options = {**options, **self._code, "limiter": self.limiter}
         enabled = all_options.pop("enabled", True)
-        # Each stack gets a new one, which counts by the names of the one before.
         middleware = object.__new__(RateLimitMiddleware)
         middleware.file = self.file
         try:
@@ -136,7 +132,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         def apply() -> None:
             if self.app.routed_app is not None:  # here, in the thread of the file: with many routes it takes long
                 middleware.check_routes(self.app.routed_app)
-            middleware.app = self._below  # the stack may have been built again since
             replaced, self.app = self.app, middleware
             self.limiter.engine.callers.remove(replaced)
             self.limiter.engine.register(middleware)

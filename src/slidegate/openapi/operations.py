@@ -67,7 +67,7 @@ def applications(app: object, path: str = "", around: Around = ()) -> Iterator[A
 def guards_in(around: Around) -> Iterator[Guard]:
     """Yield the middlewares in the layers around an application that are switched on, from the outside in.
 
-    Those that were only added are built; the application, when it builds its stack, has the same ones.
+    Where the application has not built its stack yet, one is built for the document.
     """
     for layer, path in around:
         stack: Any = [layer]

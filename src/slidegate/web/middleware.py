@@ -21,7 +21,7 @@ from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
-from .broken import FailsAtStartup, fail_startup
+from .broken import FailsAtStartup, fail_startup, keeps_error
 from .client_ip import ClientAddress
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
@@ -114,6 +114,7 @@ class RateLimitMiddleware(FailsAtStartup):
     _is_within = False
     """Whether it is at a route or a mount, below what answers the exceptions of an application."""
 
+    @keeps_error
     @names_checked
     def __init__(
         self,
@@ -138,14 +139,11 @@ class RateLimitMiddleware(FailsAtStartup):
         for argument in ("self", "app", "enabled"):
             del options[argument]
         self.app = app
-        if self.is_built:  # Starlette builds its stack again, see `broken`
-            return
         self.begin_with(Policy(app, **options), enabled)
         if limiter is None or self.policy.names.has_unnamed:  # it counts apart from others
             self.given = tuple(options.values())
             self.policy.inspection.of_building(self.policy, self)
         self.limiter.engine.register(self)
-        self.is_built = True
 
     def begin_with(self, policy: Policy, enabled: bool) -> None:
         """Begin to guard the application by a policy."""
