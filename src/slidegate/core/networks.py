@@ -9,7 +9,7 @@ and take about 90 bytes each. Arrays would be smaller, but create an integer obj
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from heapq import merge
 from itertools import islice
@@ -87,14 +87,6 @@ class Networks:
         starts, ends = self._ranges[version]
         at = bisect_right(starts, last) - 1
         return at >= 0 and first <= ends[at]
-
-    def overlapping(self, other: Networks) -> int:
-        """Return how many of the ranges have an address in common with another, smaller set."""
-        overlapped: set[tuple[int, int]] = set()  # one range may overlap several of the other set
-        for version, first, last in other.ranges():
-            starts, ends = self._ranges[version]
-            overlapped |= {(version, at) for at in range(bisect_left(ends, first), bisect_right(starts, last))}
-        return len(overlapped)
 
     def covered(self, version: int) -> int:
         """Return how many of the addresses that clients can have, see `ADDRESSES`, are in one of the networks."""

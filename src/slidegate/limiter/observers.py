@@ -33,7 +33,7 @@ LEVELS: Final[dict[str, int]] = {
     **dict.fromkeys(("limit_overridden", "limit_restored", "switched_off", "switched_on"), logging.WARNING),
     **dict.fromkeys(("store_recovered", "store_late", "store_error", "store_reset", "store_evicts"), logging.WARNING),
     **dict.fromkeys(("counts_restarted", "kept_damaged", "secret_differs"), logging.WARNING),
-    **dict.fromkeys(("keys_shared", "map_full", "series_full", "list_spared"), logging.WARNING),
+    **dict.fromkeys(("keys_shared", "map_full", "series_full"), logging.WARNING),
     "store_failed": logging.ERROR,
     # No logger is enabled for this level. They are logged where they are emitted: several limiters may follow one file.
     **dict.fromkeys(("list_reloaded", "list_rejected", "config_reloaded", "config_rejected"), logging.NOTSET),

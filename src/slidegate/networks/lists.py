@@ -68,7 +68,7 @@ class Networks(core.Networks):
             wide: Take a file that covers nearly everybody: as a blocklist 90 % of the IPv4 addresses or of 2000::/3, as
                 an allowlist as many addresses as a /4. By default it is an error, and changes nothing.
             private: As a blocklist, also refuse loopback, private, shared and link-local addresses, and trusted
-                proxies. By default these are left out, which the event ``list_spared`` reports.
+                proxies. By default these are left out.
             service: The service whose networks are taken from a file that names services, as AWS's does. It is required
                 there, because any client can rent an address of EC2.
 

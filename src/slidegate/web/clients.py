@@ -111,8 +111,6 @@ class Clients:
     def forget(self) -> None:
         """Determine all clients anew, because a list has changed."""
         self._clients.clear()
-        if self._blocklist is not None:
-            self._blocklist.report_spared()
 
     def _determine(self, scope: Scope, memo_key: object) -> Client:
         """Determine the client of a request, and remember it.

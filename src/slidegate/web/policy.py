@@ -110,7 +110,7 @@ class Policy:
         self.files: list[FollowedFile] = [*_follow_lists(self.lists), *engine.networks]
         self.blocklist: Blocklist | None = None
         if blocklist is not None:
-            self.blocklist = Blocklist(blocklist, self.address.networks, engine.emit)
+            self.blocklist = Blocklist(blocklist, self.address.networks)
         self.clients = _clients(self.address, self.blocklist, allowlist, signals, self.files)
         self.counting = Counting(engine, self.rules, calls, Waiting(self.limiter, calls), signals)
         self.refusals = Refusals(engine, signals, self.headers, routes, calls, on_refused)
