@@ -19,9 +19,8 @@ from ..limiter.aio import in_background
 from ..limiter.engine import Engine
 from ..limiter.observers import Outcome, notify
 from .callbacks import UserCallbacks
-from .plan import Effect, Plan
+from .plan import LEFT, Effect, Plan
 from .refusals import Refusals
-from .routes import RouteLabels
 from .rules import Rule
 from .signals import Signals
 from .visit import FAILED, Visit, is_failure
@@ -152,38 +151,33 @@ class ReportRefusal(Effect):
 
 
 class Report(Effect):
-    """Reports the outcome of a request, in the outermost middleware of a limiter.
+    """Reports the outcome of a request, unless a middleware around its own, of the same limiter, does.
 
     A request that is exempt, or whose client leaves before it is decided or while it waits, is not reported.
 
     Args:
-        engine: The engine of the limiter.
-        routes: Determines the routes of requests.
+        visit: The request, which arrives.
     """
 
     statuses = ()
     ends = True
 
-    def __init__(self, engine: Engine, routes: RouteLabels) -> None:
-        self._engine = engine
-        self._clock = engine.clock
-        self._observers = engine.observers
-        self._routes = routes
-
-    def begin(self, visit: Visit) -> None:
-        """Note when a request arrives, unless a middleware around this one reports it."""
+    def __init__(self, visit: Visit) -> None:
         if visit.outer is not None:
             for outer in visit.outer.visits():
-                if any(isinstance(effect, Report) and effect._engine is self._engine for effect in outer.effects):
+                is_reported = any(isinstance(effect, Report) for effect in outer.effects)
+                if is_reported and outer.policy.engine is visit.policy.engine:
                     return
-        visit.began_ns = self._clock.monotonic_ns()
-        visit.effects = (self, *visit.effects)
+        self._began_ns = visit.policy.engine.clock.monotonic_ns()
+        visit.effects = [self, *visit.effects]
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
         """See `Effect.end`."""
-        duration_us = (self._clock.monotonic_ns() - visit.began_ns) // 1_000
-        route = self._routes.label(visit.scope)
-        own, observers = visit.own, self._observers
+        policy = visit.policy
+        duration_us = (policy.engine.clock.monotonic_ns() - self._began_ns) // 1_000
+        route = policy.routes.label(visit.scope)
+        own = visit.own
+        observers = policy.observers
         is_alone = len(own) == 1 and visit.shared is None and not visit.observed
         if is_alone and error is None and own[0].allowed and own[0].checks:
             # Limits admit it in one decision: observers that need no `Outcome` of that get its parts, which costs less.
@@ -192,29 +186,29 @@ class Report(Effect):
         else:
             receivers = observers.requests
         if receivers and _is_reported(visit):
-            notify(receivers, self._outcome(visit, error, route, duration_us))
+            began_us = policy.engine.unix_us() - duration_us
+            notify(receivers, _outcome(visit, error, route, began_us, duration_us))
 
-    def _outcome(self, visit: Visit, error: BaseException | None, route: str, duration_us: int) -> Outcome:
-        decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
-        refusal: Decision | None = None
-        status = visit.status or visit.answered(error)
-        has_failed = error is not None and is_failure(error) and (visit.status or not status)
-        # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
-        if not decisions[-1].allowed and not (visit.status and has_failed):
-            refusal, has_failed = decisions[-1], False
-        if has_failed:
-            status = status or FAILED
-        began_us = self._engine.unix_us() - duration_us
-        shadow_rules = tuple([label for _, label in visit.observed if label])
-        client = visit.client.key
-        return Outcome(client, decisions, refusal, shadow_rules, route, status, bool(has_failed), began_us, duration_us)
+
+def _outcome(visit: Visit, error: BaseException | None, route: str, began_us: int, duration_us: int) -> Outcome:
+    decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
+    shadow_rules = tuple([label for _, label in visit.observed if label])
+    refusal: Decision | None = None
+    status = visit.status
+    failed = error is not None and is_failure(error)
+    # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
+    if not decisions[-1].allowed and not (status and failed):
+        refusal, failed = decisions[-1], False
+    if failed:
+        status = status or FAILED
+    return Outcome(visit.client.key, decisions, refusal, shadow_rules, route, status, failed, began_us, duration_us)
 
 
 def _is_reported(visit: Visit) -> bool:
     """Return whether a request was decided, and unless it is exempt, or a limit or a shadow rule has counted it."""
-    if visit.has_left:
-        return False
     decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
+    if any(decision is LEFT for decision in decisions):
+        return False
     if not visit.plan.is_exempt:
         return bool(decisions)
     return bool(visit.observed) or any(decision.checks or not decision.allowed for decision in decisions)

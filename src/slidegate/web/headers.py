@@ -6,6 +6,7 @@ limits in the order of the rules. Everything but the current numbers is rendered
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
@@ -32,6 +33,8 @@ MOST_NAMED: Final = 8
 """The most limits that one middleware names in an answer."""
 MAX_FIELD: Final = 8_192
 """The most characters of a field that are read, counted from the right end, where trusted proxies append."""
+
+_NAME: Final = re.compile(r'"([\w.]+)";q=')
 
 
 def joined(named: Sequence[Decision]) -> Decision:
@@ -86,10 +89,6 @@ class Rendered:
         self._text = b", ".join(self._items)
         self._amounts = [limit.amount for limit in self.limits]
         self._amount = self._amounts[0]
-
-    def names_in(self, decision: Decision) -> Sequence[str]:
-        """Return the names that `added_to` writes."""
-        return self.names
 
     def added_to(self, message: Message, decision: Decision) -> Message:
         """Return the first message of a response with RateLimit-Policy and RateLimit behind its other fields.
@@ -209,12 +208,6 @@ class _InStyles(Rendered):
         self._styles = styles
         self._unix_us = unix_us
 
-    def names_in(self, decision: Decision) -> Sequence[str]:
-        """See `Rendered.names_in`."""
-        if "draft" not in self._styles:
-            return ()
-        return [self.names[index] for index in tightest_of(decision.checks, decision.readings, MOST_NAMED)]
-
     def added_to(self, message: Message, decision: Decision) -> Message:
         """Return it; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
 
@@ -252,6 +245,15 @@ def field_value(scope: Scope, name: bytes) -> str:
     """Return all values of a header joined in order (RFC 9110, section 5.3); only the last `MAX_FIELD` characters."""
     value: bytes = b",".join([field[1] for field in scope["headers"] if field[0] == name])
     return value[-MAX_FIELD:].decode("latin-1")
+
+
+def names_in(message: Message) -> list[str]:
+    """Return the names of limits that stand in the fields of a response, as those of a middleware within do."""
+    names: list[str] = []
+    for field in message.get("headers", ()):
+        if lowered(field[0]) == b"ratelimit-policy":
+            names += _NAME.findall(bytes(field[1]).decode("latin-1"))
+    return names
 
 
 def completed(message: Message, needed: Fields) -> Message:

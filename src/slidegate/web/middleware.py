@@ -23,6 +23,7 @@ from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
 from .broken import FailsAtStartup, fail_startup, keeps_error
 from .client_ip import ClientAddress
+from .effects import Report
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
@@ -208,7 +209,7 @@ class RateLimitMiddleware(FailsAtStartup):
         visit = Visit(policy, scope, receive, send, client, plan)
         try:
             if policy.observers.requests:
-                policy.report.begin(visit)
+                Report(visit)
             if plan.is_direct:  # limits alone, as for most requests: bans and limits, in one hit
                 answer = policy.engine.hit(plan.checks(scope, client.key), client.subjects)
                 decision = answer if isinstance(answer, Decision) else await answer
@@ -229,8 +230,7 @@ class RateLimitMiddleware(FailsAtStartup):
             if visit.effects:
                 await visit.end()
         except BaseException as error:
-            visit.is_within = self._is_within
-            await visit.fail(error)
+            await visit.fail(error, is_within=self._is_within)
             raise
         finally:  # the visit stays in the scope, without what refers to the server
             visit.scope = None

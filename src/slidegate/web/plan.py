@@ -16,6 +16,8 @@ from .rules import Rule
 
 EXEMPT: Final = Decision(True, Reason.EXEMPT)
 DISABLED: Final = Decision(True, Reason.DISABLED)
+LEFT: Final = Decision(False, Reason.LIMITED, by="left", status=429)
+"""Decides about a request whose client has left while it waited: nobody strikes for it, reports or answers it."""
 
 
 class RuleMatch(NamedTuple):

@@ -16,7 +16,7 @@ from .callbacks import UserCallbacks
 from .client_ip import ClientAddress, client_ip
 from .clients import AnyClients, Clients, ClientsBehindProxies, FollowedFile, FollowingClients, KeyedClients
 from .counting import Counting
-from .effects import Report, effects_of
+from .effects import effects_of
 from .finding import Findings
 from .headers import Headers, HeaderStyles
 from .keys import Key, KeyFunction
@@ -51,7 +51,7 @@ class Policy:
         rules: The rules, and the plans of requests.
         counting: Decides requests, and charges their checks.
         refusals: Reports and answers refused requests.
-        report: Reports outcomes.
+        routes: Determines the routes of requests.
         messages: The bucket that counts messages of websockets; None if they have no limits.
         guard: Stands between application and server when a handshake ends.
         files: The files behind the lists and the networks.
@@ -91,7 +91,7 @@ class Policy:
         self.address = client or client_ip()
         self.signals = signals = Signals(self.limiter, self.address, allowlist, bans)
         self.headers = Headers(headers, engine.unix_us)
-        calls, routes = UserCallbacks(self.limiter), RouteLabels()
+        calls, self.routes = UserCallbacks(self.limiter), RouteLabels()
         honeypots: Honeypots | None = None
         if signals.on_request:
             honeypots = signals.honeypots_at
@@ -113,8 +113,7 @@ class Policy:
             self.blocklist = Blocklist(blocklist, self.address.networks)
         self.clients = _clients(self.address, self.blocklist, allowlist, signals, self.files)
         self.counting = Counting(engine, self.rules, calls, Waiting(self.limiter, calls), signals)
-        self.refusals = Refusals(engine, signals, self.headers, routes, calls, on_refused)
-        self.report = Report(engine, routes)
+        self.refusals = Refusals(engine, signals, self.headers, self.routes, calls, on_refused)
         self.messages: Bucket | None = None
         if messages is not None:
             self.messages = Bucket(self.names.unique("messages:"), messages.limits)

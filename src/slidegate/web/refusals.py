@@ -32,6 +32,7 @@ from ..limiter.aio import is_cancellation
 from ..limiter.engine import Engine
 from .callbacks import UserCallbacks, request_in
 from .headers import Fields, Headers, Rendered
+from .plan import LEFT
 from .routes import RouteLabels
 from .signals import Signals
 from .visit import CLOSED, Visit
@@ -170,7 +171,7 @@ class Refusals:
         if not takes_answer(scope):  # clients see a close as 403
             await close_websocket(send, POLICY_VIOLATION)
             return
-        if self.on_refused is not None and not visit.has_left and scope["type"] == "http":
+        if self.on_refused is not None and decision is not LEFT and scope["type"] == "http":
             refusal = copy(decision)  # all refusals by a list or a rule are one object
             refusal.status = answer.status
             try:
@@ -259,7 +260,7 @@ class Refusals:
             refusal: The refusal.
             scope: The scope in the middleware, or at the endpoint that refuses.
         """
-        if visit.has_left:  # the client left while the request waited
+        if refusal is LEFT:
             return
         self._engine.observers.report_exceeded(refusal, self._engine.monotonic_us())
         if not self.wants("refused"):

@@ -195,14 +195,11 @@ class Signals:
         """
         if not decision.readings:
             return
-        if visit.has_left:  # the client left while the request waited
-            return
         if visit.status and scope["type"] == "http":  # the response has begun, and breaks
             return
         bans = await self.strike_quietly(visit, self.by_refusal, scope)
         lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
-        visit.banned_us = max([visit.banned_us, *lengths])
-        decision.at_least_us = visit.banned_us  # so that Retry-After includes the ban
+        decision.at_least_us = max(lengths, default=0)  # so that Retry-After includes the ban
 
     async def strike_quietly(self, visit: Visit, signals: Sequence[Signal], scope: Scope) -> list[Ban]:
         """Strike for an answer that is decided: a store that fails does not change it."""

@@ -20,7 +20,7 @@ from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError
 from .clients import KEY, Client, outside, visit_of
-from .headers import Completed, Fields, Rendered, completed, joined
+from .headers import Completed, Fields, Rendered, completed, joined, names_in
 from .plan import Plan
 
 _HANDSHAKES: Final = {"websocket.accept": 101, "websocket.http.response.start": 403}
@@ -65,15 +65,12 @@ class Visit:
         effects: What still depends on the status or the end of the response.
         own: The decisions of this middleware: about its rules, then about limits at endpoints within.
         status: The status of the response, of whatever type the application sends; 0 before its first message.
-        began_ns: When the request arrived, by `Engine.clock`; there only if its outcome is reported.
-        shared: The decisions of all middlewares about the request, each with its policy, if there are several.
         rendered: The header fields of the response, but for the numbers of the last decision; None if they are not
             known before, or tell of several decisions, here or in another middleware.
     """
 
     __slots__ = (  # what each request needs; the rest, which few need, is in the `__dict__` that they have then
         "__dict__",
-        "began_ns",
         "client",
         "effects",
         "own",
@@ -83,27 +80,17 @@ class Visit:
         "rendered",
         "scope",
         "send_on",
-        "shared",
         "status",
     )
 
-    began_ns: int
     outer: Visit | None = None
     """The visit of the middleware around this one."""
+    shared: list[tuple[Any, Decision]] | None = None
+    """The decisions of all middlewares about the request, each with its policy, if there are several."""
     struck: tuple[BanPolicy, ...] = ()
     """The ban policies that the request has struck."""
-    taken: tuple[str, ...] = ()
-    """The names that middlewares within have given to limits in the fields of the response."""
-    needed: Fields | None = None
-    """The fields that a refusal needs: while it stands, they are added to the response where they are missing."""
-    is_within = False
-    """Whether an application around the middleware answers exceptions; set before `fail` is called."""
     observed: tuple[tuple[Sequence[Check], str], ...] = ()
     """What shadow rules have charged, here or within, each with its label if it would have refused the request."""
-    banned_us = 0
-    """The length of the longest ban that a refusal of the request has caused."""
-    has_left = False
-    """Whether the client has left while the request waited, here or within: no refusal is reported then."""
 
     def __init__(self, policy: Any, scope: Scope, receive: Receive, send: Send, client: Client, plan: Plan) -> None:
         self.policy = policy
@@ -115,7 +102,6 @@ class Visit:
         self.effects = plan.effects
         self.own: tuple[Decision, ...] = ()
         self.status: Any = 0
-        self.shared: list[tuple[Any, Decision]] | None = None
         self.rendered: Rendered | None = plan.rendered
         last = scope.setdefault(KEY, self)
         if last is not self:
@@ -138,7 +124,8 @@ class Visit:
         # Without those of an earlier try within: a retry or a fallback is a new request for this middleware.
         around = [visit.policy for visit in outer.visits()]
         outer.shared[:] = [(policy, decision) for policy, decision in outer.shared if policy in around]
-        self.outer, self.shared, self.rendered = outer, outer.shared, None
+        self.outer, self.shared = outer, outer.shared
+        self.rendered = outer.rendered = None  # the response tells of several decisions
 
     def visits(self) -> Iterator[Visit]:
         """Yield this visit and those around it."""
@@ -210,7 +197,7 @@ class Visit:
         earlier = self.own
         if earlier and not earlier[-1].allowed:  # the application caught this refusal, so no field shows it
             earlier = earlier[:-1]
-        self.needed, self.rendered = None, rendered
+        self.rendered = rendered
         for admission in earlier:
             if admission.readings:
                 self.rendered = None  # the fields show several decisions
@@ -221,11 +208,8 @@ class Visit:
 
     def need(self, fields: Fields) -> None:
         """Add the fields that the last decision, a refusal, needs; also to the answer of an exception handler."""
-        self.needed = fields
-        if self.rendered is None:
-            return
         rendered, self.rendered = self.rendered, None
-        if self.own[-1].readings:
+        if rendered is not None and self.own[-1].readings:
             self.rendered = Completed(rendered, fields)
 
     # -- header fields -------------------------------------------------------------------------------------------------
@@ -238,6 +222,7 @@ class Visit:
 
     def with_fields_before(self, send: Send) -> Send:
         """Return a `send` that adds the fields to the first message, for a handler around a visit that is over."""
+        self.status = 0
 
         async def send_with_fields(message: Message) -> None:
             if message["type"] in STARTS:
@@ -248,11 +233,7 @@ class Visit:
         return send_with_fields
 
     def _with_all_fields(self, message: Message) -> Message:
-        """Return it with the fields of the decisions, and with those of a refusal that an application answers.
-
-        The middleware around this one, which adds its own fields next, gets the names that are in use.
-        """
-        names = self.taken
+        """Return it with the fields of the decisions, and with those of a refusal that an application answers."""
         refusal = self.refusal
         limiting: list[Decision] = []
         for decision in self.own:
@@ -260,13 +241,12 @@ class Visit:
                 limiting.append(decision)
         if limiting:
             summary = joined(limiting)
-            rendered = self.plan.headers.of(summary.checks, self.taken)
-            message = rendered.added_to(message, summary)
-            names = (*names, *rendered.names_in(summary))
-        if self.outer is not None:
-            self.outer.taken, self.outer.rendered = names, None
-        if refusal is not None and self.needed and message["type"].endswith("http.response.start"):
-            return completed(message, self.needed)
+            taken: Sequence[str] = ()
+            if self.shared is not None:
+                taken = names_in(message)
+            message = self.plan.headers.of(summary.checks, taken).added_to(message, summary)
+        if refusal is not None and message["type"].endswith("http.response.start"):
+            return completed(message, self.policy.refusals.answer(refusal).needed)
         return message
 
     # -- effects -------------------------------------------------------------------------------------------------------
@@ -279,13 +259,23 @@ class Visit:
             if waiting is not None:
                 await waiting
 
-    async def fail(self, error: BaseException) -> None:
-        """Let the remaining effects happen: the application has raised an exception."""
+    async def fail(self, error: BaseException, *, is_within: bool) -> None:
+        """Let the remaining effects happen: the application has raised an exception.
+
+        Args:
+            error: The exception.
+            is_within: Whether an application around the middleware answers exceptions.
+        """
+        raised: BaseException | None = error
         try:
             if is_failure(error) and not self.status:
-                await self._happen_at_start(self.answered(error) or FAILED)  # the server will answer so
+                if is_within and isinstance(error, HTTPException):
+                    await self._happen_at_start(error.status_code)
+                    self.status, raised = error.status_code, None
+                else:
+                    await self._happen_at_start(FAILED)  # the server will answer so
         finally:
-            await self.end(error)
+            await self.end(raised)
 
     async def end(self, error: BaseException | None = None, last: Message | None = None) -> None:
         """Let the effects of the end happen. What the application does afterwards has no part in the response.
@@ -301,12 +291,6 @@ class Visit:
             waiting = effect.end(self, error)
             if waiting is not None:
                 await waiting
-
-    def answered(self, error: BaseException | None) -> int:
-        """Return the status with which an application around the middleware answers an exception; 0 if none does."""
-        if self.is_within and isinstance(error, HTTPException):
-            return error.status_code
-        return 0
 
     # -- the channels of the application -------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive
 
 from ..core.bans.ban import BanSubject
 from ..core.buckets import Check
-from ..core.decision import Decision, Reason
+from ..core.decision import Decision
 from ..limiter import Limiter
 from ..limiter.aio import answer_of, on_asyncio
 from ..limiter.queues import Ask, Name, Queues, is_too_late, room_in_us
@@ -20,7 +20,7 @@ from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
 from .keys import Key, KeyFunction, parts_of
-from .plan import Effect
+from .plan import LEFT, Effect
 from .visit import Visit, discard_message
 
 _MOST_AHEAD_BYTES: Final = 65_536
@@ -93,7 +93,7 @@ class Waiting:
     ) -> Decision:
         """Wait in a queue.
 
-        If the client leaves meanwhile, nothing stays charged, and the refusal is sent but not reported.
+        If the client leaves meanwhile, nothing stays charged.
 
         Args:
             visit: The request in its middleware.
@@ -116,12 +116,10 @@ class Waiting:
         )
         if not channel.is_gone():
             return decision
-        for around in visit.visits():
-            around.has_left = True
         if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
             visit.send_on = discard_message
         await self._engine.refund(decision.begin_refund())
-        return refused or Decision(False, Reason.LIMITED, by=bound.rule.label, status=429)
+        return LEFT
 
     async def _tenant(
         self, bound: BoundRule, fair: Key | KeyFunction, visit: Visit, at_endpoint: HTTPConnection | None
