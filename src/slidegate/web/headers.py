@@ -289,12 +289,12 @@ def _item(name: str, limit: AnyLimit) -> bytes:
     numbers = ";r=%d;t=%d"
     if isinstance(limit, Concurrency):
         numbers = ";r=%d%.0a"
-    return (quote(name).replace("%", "%%") + numbers).encode()
+    return f'"{name}"{numbers}'.encode()
 
 
 def _policy_item(name: str, limit: AnyLimit, unit: str | None) -> str:
     """Format one item of RateLimit-Policy: ``"api";q=100;w=10``. The window is omitted unless it is whole seconds."""
-    item = f"{quote(name)};q={limit.amount}"
+    item = f'"{name}";q={limit.amount}'
     if isinstance(limit, Concurrency):
         unit = "concurrent-requests"
     if unit is not None:

@@ -12,7 +12,7 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
-from http import HTTPStatus
+from http.client import responses
 from inspect import isawaitable
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,7 +23,6 @@ from ..core.bans.ban import Ban
 from ..core.bans.policy import BanPolicy
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason
-from ..core.errors import ConfigurationError, quoted
 from ..core.events import Event
 from ..core.limits import AnyLimit
 from ..core.logs import escaped
@@ -179,7 +178,7 @@ class Refusals:
                 if isawaitable(response):
                     response = await response
                 if response is not None:
-                    await _checked(response)(scope, receive, send)
+                    await response(scope, receive, send)
             except (Exception, CancelledError) as error:
                 if is_cancellation(error):
                     raise
@@ -299,18 +298,6 @@ class Refusals:
         self._engine.emit(Event("refused", f"{key} was refused: {' '.join(why)}, {method} {path}", details))
 
 
-def _checked(response: Any) -> Any:
-    """Return what `on_refused` has returned, if it is a response.
-
-    Raises:
-        ConfigurationError: It is not a response.
-    """
-    if not callable(response):
-        expected = 'a Response such as JSONResponse({"error": "slow down"}, 429), or None'
-        raise ConfigurationError(f"expected {expected}, not {quoted(response)}", "on_refused")
-    return response
-
-
 def _messages(scope: Scope, answer: Answer) -> tuple[Message, Message]:
     """Return the start and the body of an answer to a request, or to a handshake."""
     start, end = _TYPES_OF_MESSAGES[scope["type"]]
@@ -358,7 +345,7 @@ def _answer(kind: str, status: int, detail: str, retry_after_s: int | None, viol
     """Render an answer. If `kind` is empty, the type is about:blank and the title is the status phrase."""
     problem: dict[str, object] = {
         "type": "about:blank",
-        "title": _phrase_of(status),
+        "title": responses.get(status, "Request not accepted"),
         "status": status,
         "detail": detail,
     }
@@ -375,14 +362,6 @@ def _answer(kind: str, status: int, detail: str, retry_after_s: int | None, viol
     needed = tuple([(name.lower().encode(), value.encode()) for name, value in headers.items()])
     of_body = (b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))
     return Answer(status, detail, body, needed, (*of_body, *needed), headers)
-
-
-def _phrase_of(status: int) -> str:
-    """Return the phrase of a status, which need not be a registered one."""
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Request not accepted"
 
 
 def _too_much(exceeded: Sequence[AnyLimit], *, too_large: bool) -> str:

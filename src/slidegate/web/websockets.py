@@ -81,7 +81,6 @@ class GuardedWebSocket:
         self._looked_us = self._engine.monotonic_us()
         self._ended: Message | None = None
         self._unread: deque[Message] = deque()
-        self._struck_by: Message | None = None  # the message that has been a strike, and may be read again
 
     async def receive(self) -> Message:
         """Return the next message, or a disconnect if the websocket is closed for it."""
@@ -95,7 +94,7 @@ class GuardedWebSocket:
             if message["type"] != "websocket.disconnect":
                 await self._end_if_banned()
             if message["type"] == "websocket.receive" and self._checks and self._ended is None:
-                await self._count(message)
+                await self._count()
         except BaseException:  # this read is given up, for example after a timeout, and the next one gets the message
             self._unread.append(message)
             raise
@@ -113,7 +112,7 @@ class GuardedWebSocket:
         elif not is_close:
             raise OSError(self._ended["reason"])
 
-    async def _count(self, message: Message) -> None:
+    async def _count(self) -> None:
         """Ask the limiter for a message, and end the websocket if it is refused."""
         answer = self._engine.hit(self._checks, self._subjects)
         decision = answer if isinstance(answer, Decision) else await answer
@@ -121,8 +120,7 @@ class GuardedWebSocket:
             return
         is_banned = decision.reason is Reason.BANNED
         scope = self._visit.scope  # None for a task of the application that outlives its call
-        if decision.reason is Reason.LIMITED and message is not self._struck_by and scope is not None:
-            self._struck_by = message
+        if decision.reason is Reason.LIMITED and scope is not None:
             self._visit.struck = ()  # each message strikes
             signals: Signals = self._visit.policy.signals
             is_banned = bool(await signals.strike_quietly(self._visit, signals.by_refusal, scope))
