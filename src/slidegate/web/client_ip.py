@@ -52,6 +52,8 @@ _EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number 
 # More lenient than RFC 7239: many proxies omit the quotes around IPv6 addresses and ports.
 _PAIR = re.compile(r"""[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=([^\s;,"\\]+|"(?:[^"\\]|\\.)*")[ \t]*""", re.DOTALL)
 _ELEMENT = re.compile(f"{_PAIR.pattern}(?:;{_PAIR.pattern})*", re.DOTALL)
+_MARK = re.compile(r',|(?<!\\)(?:\\\\)*"')
+"""A comma, or a quote that no backslash escapes."""
 _ANYBODY: Final = Networks(["0.0.0.0/0", "::/0"])
 _NODE = re.compile(r"\[(?P<v6>[^\]]*)\](?::[0-9]*)?|(?P<v4>[^:]*)(?::[0-9]*)?|(?P<bare>.*)", re.DOTALL)
 
@@ -230,24 +232,22 @@ def split_forwarded(value: str) -> Iterator[str]:
 
     An element that is malformed or does not have exactly one `for` yields an empty string.
     """
+    for element in _elements(value):
+        if element.strip(" \t"):
+            yield _for_node(element)
+
+
+def _elements(value: str) -> Iterator[str]:
+    """Yield what stands between commas outside of quotes, from the right."""
     end = len(value)
     is_in_quotes = False
-    for index in range(len(value) - 1, -2, -1):
-        # Index -1 stands for a comma before the text. It also ends a quote that is still open there.
-        is_start = index < 0
-        if not is_start and value[index] == '"' and not _escaped(value, index):
+    for mark in reversed([*_MARK.finditer(value)]):
+        if mark[0] != ",":
             is_in_quotes = not is_in_quotes
-            continue
-        if is_start or (value[index] == "," and not is_in_quotes):
-            element = value[index + 1 : end]
-            end = index
-            if element.strip(" \t"):
-                yield _for_node(element)
-
-
-def _escaped(value: str, index: int) -> bool:
-    """Return whether a quote is escaped by an odd number of backslashes before it."""
-    return (index - len(value[:index].rstrip("\\"))) % 2 == 1
+        elif not is_in_quotes:
+            yield value[mark.end() : end]
+            end = mark.start()
+    yield value[:end]
 
 
 def _for_node(element: str) -> str:

@@ -20,7 +20,6 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..core.bans.ban import Ban
-from ..core.bans.policy import BanPolicy
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason
 from ..core.events import Event
@@ -242,9 +241,7 @@ class Refusals:
         detail = "This client is temporarily banned."
         if retry_after_s is None:
             detail = "This client is banned."
-        policy: BanPolicy | None = None
-        if ban.level:  # one by hand may carry the name of a policy
-            policy = self._signals.ban_policies.get(ban.by)
+        policy = self._signals.ban_policies.get(ban.by)
         if policy is None:
             return _answer(_ABUSE, 403, detail, retry_after_s)
         return _answer(_ABUSE, policy.status, detail, retry_after_s, (policy.name,))

@@ -24,7 +24,7 @@ from ..limiter.aio import answer_of
 from ..limiter.engine import Engine
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, close_websocket
 from .signals import Signals
-from .visit import UNCOUNTED, Visit
+from .visit import Visit
 
 _OWN_CODES: Final = (POLICY_VIOLATION, TRY_AGAIN_LATER)
 LOOK_EVERY_US: Final = 10_000_000
@@ -57,7 +57,7 @@ class MessageLimits:
 
 def guard(visit: Visit) -> None:
     """Stand between the application and the server from the end of a handshake on."""
-    if visit.own[0].reason not in UNCOUNTED:
+    if visit.plan.is_enforced:
         guarded = GuardedWebSocket(visit)
         visit.receive_from, visit.send_on = guarded.receive, guarded.send
 
