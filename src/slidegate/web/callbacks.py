@@ -35,6 +35,7 @@ _CONSEQUENCES: Final = {
     "count_if": "the request is counted",
     "when": "the rule limits or blocks the request, or does not exempt it",
     "fair": "the request waits with those of unknown tenants",
+    "on_refused": "the client gets the default answer",
 }
 
 
@@ -148,7 +149,7 @@ class UserCallbacks:
         except (Exception, CancelledError) as error:
             if is_cancellation(error) or _is_within_body(argument):
                 raise
-            self.report(what, rule.label, error, _CONSEQUENCES[what])
+            self.report(what, rule.label, error)
             return default
 
     def checked_key(self, key: Any) -> str | None:
@@ -157,7 +158,7 @@ class UserCallbacks:
             return key  # type: ignore[no-any-return]
         return self._limiter.key_for(key)
 
-    def report(self, what: str, where: str, error: BaseException, consequence: str) -> None:
+    def report(self, what: str, where: str, error: BaseException) -> None:
         """Log a failure of the user's function, at most once a minute for each function and rule."""
         left_out = self._throttle.left_out((what, where), time.monotonic())
         if left_out is None:
@@ -166,7 +167,7 @@ class UserCallbacks:
         if isinstance(error, ConfigurationError):
             trace = None  # its message says it all
         text = "%s function of rule %r failed, so %s%s: %s"
-        logger.error(text, what, where, consequence, left_out, escaped(safe_text(error)), exc_info=trace)
+        logger.error(text, what, where, _CONSEQUENCES[what], left_out, escaped(safe_text(error)), exc_info=trace)
 
 
 def whole_cost(units: Any) -> int:

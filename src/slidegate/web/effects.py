@@ -20,7 +20,6 @@ from ..limiter.engine import Engine
 from ..limiter.observers import Outcome, notify
 from .callbacks import UserCallbacks
 from .plan import LEFT, Effect, Plan
-from .refusals import Refusals
 from .rules import Rule
 from .signals import Signals
 from .visit import FAILED, Visit, is_failure
@@ -127,15 +126,13 @@ class ReportRefusal(Effect):
     An application may catch a refusal and go on; then none is reported.
 
     Args:
-        refusals: Reports refused requests.
         refusal: The refusal.
         scope: The scope at the endpoint.
     """
 
     ends = True
 
-    def __init__(self, refusals: Refusals, refusal: Decision, scope: Scope) -> None:
-        self._refusals = refusals
+    def __init__(self, refusal: Decision, scope: Scope) -> None:
         self._refusal = refusal
         self._scope = scope
 
@@ -147,7 +144,7 @@ class ReportRefusal(Effect):
     def end(self, visit: Visit, error: BaseException | None) -> None:
         """See `Effect.end`. It reports if there was no response, or one that had started before the refusal."""
         if visit.refusal is self._refusal:
-            self._refusals.report(visit, self._refusal, self._scope)
+            visit.policy.refusals.report(visit, self._refusal, self._scope)
 
 
 class Report(Effect):

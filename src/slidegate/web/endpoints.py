@@ -177,7 +177,7 @@ class RateLimit:
                 that was accepted before, and for one whose server cannot send an answer before.
             ConfigurationError: There is no middleware around the endpoint.
         """
-        scope = getattr(connection, "scope", {})  # `active_visit_of` raises for what is no request
+        scope = connection.scope
         visit: Visit | None = scope.get(KEY)
         if visit is None or visit.scope is None:  # there is none, or the innermost one is over
             visit = active_visit_of(connection, "RateLimit")
@@ -221,7 +221,7 @@ class RateLimit:
         is_websocket = scope["type"] == "websocket"
         # The connection breaks if an HTTP response has begun; no refusal is reported then.
         if refusals.wants("exceeded") and (is_websocket or not visit.status):
-            visit.effects = [*visit.effects, ReportRefusal(refusals, decision, scope)]
+            visit.effects = [*visit.effects, ReportRefusal(decision, scope)]
         if is_websocket and (visit.status or not takes_answer(scope)):
             if decision.reason is Reason.BANNED:
                 raise WebSocketException(POLICY_VIOLATION, "banned")

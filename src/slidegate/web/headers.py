@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
 from starlette.types import Message, Scope
@@ -45,19 +46,13 @@ def joined(named: Sequence[Decision]) -> Decision:
     last = named[-1]
     if len(named) == 1:
         return last
-    latest: dict[object, tuple[Check, Sequence[WindowState]]] = {}
+    latest: dict[object, tuple[Check, list[WindowState]]] = {}
     for decision in named:
-        readings = decision.readings_as_of(last.now_us)
-        first = 0
+        readings = iter(decision.readings_as_of(last.now_us))
         for check in decision.checks:
-            end = first + len(check[0].limits)
-            latest[windows_of(check)] = check, readings[first:end]
-            first = end
-    checks: list[Check] = []
-    states: list[WindowState] = []
-    for check, readings in latest.values():
-        checks.append(check)
-        states += readings
+            latest[windows_of(check)] = check, [*islice(readings, len(check[0].limits))]
+    checks = [check for check, _ in latest.values()]
+    states = [state for _, states in latest.values() for state in states]
     return Decision(last.allowed, last.reason, last.now_us, checks, states)
 
 

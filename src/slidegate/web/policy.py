@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -91,7 +91,8 @@ class Policy:
         self.address = client or client_ip()
         self.signals = signals = Signals(self.limiter, self.address, allowlist, bans)
         self.headers = Headers(headers, engine.unix_us)
-        calls, self.routes = UserCallbacks(self.limiter), RouteLabels()
+        calls = UserCallbacks(self.limiter)
+        self.routes = RouteLabels()
         honeypots: Honeypots | None = None
         if signals.on_request:
             honeypots = signals.honeypots_at
@@ -107,13 +108,17 @@ class Policy:
             headers=self.headers,
         )
         self.lists: Mapping[str, Networks | None] = {"blocklist": blocklist, "allowlist": allowlist}
-        self.files: list[FollowedFile] = [*_follow_lists(self.lists), *engine.networks]
+        self.files: list[FollowedFile] = [*engine.networks]
+        for option, networks in self.lists.items():
+            if networks is not None and networks.file is not None:
+                networks.file.serve_as(option)  # raises if it covers nearly everybody
+                self.files.append(networks.file)
         self.blocklist: Blocklist | None = None
         if blocklist is not None:
             self.blocklist = Blocklist(blocklist, self.address.networks)
         self.clients = _clients(self.address, self.blocklist, allowlist, signals, self.files)
         self.counting = Counting(engine, self.rules, calls, Waiting(self.limiter, calls), signals)
-        self.refusals = Refusals(engine, signals, self.headers, self.routes, calls, on_refused)
+        self.refusals = Refusals(engine, signals, self.headers, calls, on_refused)
         self.messages: Bucket | None = None
         if messages is not None:
             self.messages = Bucket(self.names.unique("messages:"), messages.limits)
@@ -138,18 +143,6 @@ class Policy:
         if self.messages is not None:
             buckets.append(self.messages)
         return buckets
-
-
-def _follow_lists(lists: Mapping[str, Networks | None]) -> Iterator[FollowedFile]:
-    """Register the use of the files behind the lists of a middleware, and yield them.
-
-    Raises:
-        ConfigurationError: One of them covers nearly everybody.
-    """
-    for option, networks in lists.items():
-        if networks is not None and networks.file is not None:
-            networks.file.serve_as(option)
-            yield networks.file
 
 
 def _clients(

@@ -31,7 +31,6 @@ from ..limiter.engine import Engine
 from .callbacks import UserCallbacks, request_in
 from .headers import Fields, Headers, Rendered
 from .plan import LEFT
-from .routes import RouteLabels
 from .signals import Signals
 from .visit import CLOSED, Visit
 
@@ -92,7 +91,6 @@ class Refusals:
         engine: The engine of the limiter.
         signals: The signals of ban policies, whose statuses the answers to bans have.
         headers: Writes header fields.
-        routes: Determines the routes of requests.
         calls: Calls the user's functions.
         on_refused: Builds the user's own answer.
 
@@ -106,14 +104,12 @@ class Refusals:
         engine: Engine,
         signals: Signals,
         headers: Headers,
-        routes: RouteLabels,
         calls: UserCallbacks,
         on_refused: OnRefused | None,
     ) -> None:
         self._engine = engine
         self._signals = signals
         self._headers = headers
-        self._routes = routes
         self._calls = calls
         self.on_refused = on_refused
         self.wants = engine.observers.wants
@@ -181,8 +177,7 @@ class Refusals:
             except (Exception, CancelledError) as error:
                 if is_cancellation(error):
                     raise
-                label = label_of_refusal(decision)
-                self._calls.report("on_refused", label, error, "the client gets the default answer")
+                self._calls.report("on_refused", label_of_refusal(decision), error)
                 if visit.status:
                     raise
             if visit.status:
@@ -281,7 +276,7 @@ class Refusals:
             "limit": limit,
             "reason": str(refusal.reason),
             "by": by,
-            "route": self._routes.label(scope),
+            "route": visit.policy.routes.label(scope),
             "method": method,
             "path": path,
             "retry_after_s": refusal.retry_after,

@@ -195,8 +195,6 @@ class Signals:
         """
         if not decision.readings:
             return
-        if visit.status and scope["type"] == "http":  # the response has begun, and breaks
-            return
         bans = await self.strike_quietly(visit, self.by_refusal, scope)
         lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
         decision.at_least_us = max(lengths, default=0)  # so that Retry-After includes the ban

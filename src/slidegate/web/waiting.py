@@ -15,7 +15,7 @@ from ..core.buckets import Check
 from ..core.decision import Decision
 from ..limiter import Limiter
 from ..limiter.aio import answer_of, on_asyncio
-from ..limiter.queues import Ask, Name, Queues, is_too_late, room_in_us
+from ..limiter.queues import Name, Queues, is_too_late, room_in_us
 from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
@@ -82,40 +82,26 @@ class Waiting:
         else:
             refused = decision = await ask()
         if refused is None or room_in_us(refused) is not None:
-            decision = await self._wait(visit, bound, name, tenant, refused, ask)
+            channel = _reading_ahead(visit)
+            channel.begin()
+            decision = await self._queues.wait(
+                name,
+                refused,
+                ask,
+                wait_us=bound.rule.wait_us,
+                wait_max=bound.rule.wait_max,
+                tenant=tenant,
+                is_gone=channel.is_gone,
+            )
+            if channel.is_gone():
+                return await self._refund(visit, decision)
         if decision.allowed and decision.checks and fair is not None:  # no checks while switched off
             self._queues.count_permit(name, tenant, 1)
             visit.effects = [_CountedPermit(self._queues, name, tenant), *visit.effects]
         return decision
 
-    async def _wait(
-        self, visit: Visit, bound: BoundRule, name: Name, tenant: str, refused: Decision | None, ask: Ask
-    ) -> Decision:
-        """Wait in a queue.
-
-        If the client leaves meanwhile, nothing stays charged.
-
-        Args:
-            visit: The request in its middleware.
-            bound: The rule.
-            name: The name of the queue.
-            tenant: The tenant of the request, if the rule is fair.
-            refused: The refusal of the request; None if it joins a queue at once.
-            ask: Asks the store.
-        """
-        channel = _reading_ahead(visit)
-        channel.begin()
-        decision = await self._queues.wait(
-            name,
-            refused,
-            ask,
-            wait_us=bound.rule.wait_us,
-            wait_max=bound.rule.wait_max,
-            tenant=tenant,
-            is_gone=channel.is_gone,
-        )
-        if not channel.is_gone():
-            return decision
+    async def _refund(self, visit: Visit, decision: Decision) -> Decision:
+        """Refund what a client that has left meanwhile was charged; return its refusal."""
         if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
             visit.send_on = discard_message
         await self._engine.refund(decision.begin_refund())
