@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
+from slidegate import ConfigurationError, Networks, RateLimitMiddleware, client_ip
 from slidegate.web.blocklist import Blocklist
 
 from ..asgi import call, hello
