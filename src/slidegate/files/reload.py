@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .._watcher import FollowedFile
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
-from ..web.broken import FailsAtStartup, fail_startup, keeps_error
+from ..web.broken import FailsAtStartup, fail_startup
 from ..web.finding import Finding
 from ..web.middleware import RateLimitMiddleware
 from ..web.policy import Policy
@@ -59,7 +59,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     reloaded = "{path}: active rules: {count}"
     rejected = "the active rules are kept: {error}"
 
-    @keeps_error
     def __init__(
         self,
         app: ASGIApp,

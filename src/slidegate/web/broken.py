@@ -26,7 +26,7 @@ _P = ParamSpec("_P")
 
 
 class FailsAtStartup:
-    """A middleware that keeps the error of its constructor.
+    """A middleware that keeps the error of its constructor in a stack.
 
     Attributes:
         error: Why the construction failed, in which case only `app` is set besides; None if it succeeded.
@@ -34,9 +34,13 @@ class FailsAtStartup:
 
     error: Exception | None = None
 
+    def __init_subclass__(cls) -> None:
+        if "__init__" in vars(cls):
+            cls.__init__ = _keeping_error(cls.__init__)  # type: ignore[method-assign]
 
-def keeps_error(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap the constructor of a `FailsAtStartup`: in a stack, the middleware keeps the error."""
+
+def _keeping_error(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Wrap a constructor: in a stack, the middleware keeps the error."""
 
     @wraps(init)
     def construct(*args: _P.args, **options: _P.kwargs) -> None:
@@ -47,7 +51,8 @@ def keeps_error(init: Callable[_P, None]) -> Callable[_P, None]:
             app = options.get("app")
             if len(args) > 1:
                 app = args[1]
-            if not any(isinstance(layer, ExceptionMiddleware) for layer in layers(app)):
+            is_outermost = type(middleware).__init__ is construct  # and not that of a subclass
+            if not is_outermost or not any(isinstance(layer, ExceptionMiddleware) for layer in layers(app)):
                 raise
             vars(middleware).clear()
             middleware.app = app  # the middlewares around it search the stack along it

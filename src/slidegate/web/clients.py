@@ -16,7 +16,7 @@ from starlette.types import Scope
 from ..core.addresses import Address
 from ..core.bans.ban import BanSubject
 from ..core.decision import Decision, Reason
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.events import EventListener
 from ..core.memo import MANY, remember
 from ..core.networks import Networks
@@ -249,9 +249,14 @@ def visit_of(request: HTTPConnection, caller: str) -> Any:
         The visit; None without a middleware while limits are off, as in a test that calls an endpoint itself.
 
     Raises:
-        ConfigurationError: There is no middleware around the endpoint.
+        ConfigurationError: There is no middleware around the endpoint, or `request` is no request.
     """
-    visit = request.scope.get(KEY)
+    scope = getattr(request, "scope", None)
+    if scope is None:
+        raise ConfigurationError(
+            f"{caller}: expected a Request or WebSocket, for example request, not {quoted(request)}"
+        )
+    visit = scope.get(KEY)
     if visit is None and Engine.counting:
         raise outside(caller)
     return visit

@@ -177,7 +177,7 @@ class RateLimit:
                 that was accepted before, and for one whose server cannot send an answer before.
             ConfigurationError: There is no middleware around the endpoint.
         """
-        scope = connection.scope
+        scope = getattr(connection, "scope", {})  # `active_visit_of` raises for what is no request
         visit: Visit | None = scope.get(KEY)
         if visit is None or visit.scope is None:  # there is none, or the innermost one is over
             visit = active_visit_of(connection, "RateLimit")

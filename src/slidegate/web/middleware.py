@@ -21,7 +21,7 @@ from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
-from .broken import FailsAtStartup, fail_startup, keeps_error
+from .broken import FailsAtStartup, fail_startup
 from .client_ip import ClientAddress
 from .effects import Report
 from .headers import HeaderStyles
@@ -115,7 +115,6 @@ class RateLimitMiddleware(FailsAtStartup):
     _is_within = False
     """Whether it is at a route or a mount, below what answers the exceptions of an application."""
 
-    @keeps_error
     @names_checked
     def __init__(
         self,
