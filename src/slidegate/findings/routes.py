@@ -19,7 +19,6 @@ from ..web.finding import Finding
 from ..web.policy import Policy
 from ..web.routes import (
     MountedRoute,
-    added_middlewares,
     attribute_of,
     is_by_path,
     layers,
@@ -188,4 +187,5 @@ def _is_cors(layer: object) -> bool:
     """Return whether an application is CORSMiddleware, or one that will put it around its routes."""
     # An application that uses it has imported it.
     cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", ())
-    return isinstance(layer, cors) or any(issubclass(added.cls, cors) for added in added_middlewares(layer))
+    added = attribute_of(layer, "user_middleware", ())
+    return isinstance(layer, cors) or any(attribute_of(middleware, "cls") is cors for middleware in added)

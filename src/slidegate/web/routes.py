@@ -49,13 +49,6 @@ def layers(app: object) -> Iterator[object]:
         app = attribute_of(app, "app")
 
 
-def added_middlewares(app: object) -> Iterator[Any]:
-    """Yield what `add_middleware` has recorded of each middleware that is a class: its `cls`, `args` and `kwargs`."""
-    for added in attribute_of(app, "user_middleware", ()):
-        if isinstance(attribute_of(added, "cls"), type):
-            yield added
-
-
 def root_of(app: object) -> str:
     """Return the `root_path` that an application, or one it wraps, sets itself as FastAPI does; empty if none does."""
     for layer in layers(app):
