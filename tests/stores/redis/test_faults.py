@@ -306,6 +306,18 @@ async def test_no_event_or_log_line_has_the_password(deployment: Deployment, cap
     assert password not in shown
 
 
+@pytest.mark.all
+async def test_a_host_that_has_no_address_yet_is_found(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(f"redis://middleware.invalid:{deployment.proxy.port}", "local")
+    async with site.limiter:
+        assert await site.hits(breaker.FAILURES_TO_OPEN) == [PASSED] * breaker.FAILURES_TO_OPEN
+        assert site.observer.kinds == ["store_failed"]
+        loop, resolve = asyncio.get_running_loop(), asyncio.get_running_loop().getaddrinfo
+        monkeypatch.setattr(loop, "getaddrinfo", lambda _, *given, **options: resolve("127.0.0.1", *given, **options))
+        await site.recovered()
+    assert deployment.proxy.accepted <= 1
+
+
 @pytest.mark.parametrize("weight", [1, 3], ids=["third strike", "one strike"])
 @pytest.mark.parametrize("on_error", OUTCOMES)
 async def test_a_strike_that_bans_refuses_its_own_request_though_the_wire_is_cut_after_it(
