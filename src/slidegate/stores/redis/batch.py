@@ -174,7 +174,8 @@ class Batcher:
 
     def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
         """Refund the charges of a cancelled request with the next call; if that fails, they stay charged."""
-        self.refund(reservations).add_done_callback(_retrieve_exception)
+        refund = self.refund(reservations)
+        refund.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio would log it
 
     def poll(self) -> asyncio.Future[int]:
         """Poll with the next call; the result comes after the poll was read."""
@@ -395,9 +396,3 @@ def _have_permits(requests: Iterable[AnyRequest]) -> bool:
         if request.has_permits:
             return True
     return False
-
-
-def _retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Mark the exception of a future that is never awaited as retrieved, so that asyncio does not log it."""
-    if not future.cancelled():
-        future.exception()
