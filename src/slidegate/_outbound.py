@@ -21,7 +21,7 @@ from datetime import timedelta
 from inspect import isawaitable, iscoroutinefunction
 from math import ceil
 from operator import attrgetter
-from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 import anyio
 
@@ -194,10 +194,10 @@ class _Outbound(Generic[Request, Response]):
         message = f"{key!r} requested a pause of {pause_us / 1_000_000:g} s, which is not observed: {failure}"
         self._limiter.store.observers.tell(Event(kind, message, {"key": key, "pause_us": pause_us}))
 
-    async def _end(self, close: Callable[..., Any], *error: Any) -> None:
-        """Close or leave the wrapped transport, and close the limiter if it was created by this one."""
+    async def _end(self, close: Callable[[], Any]) -> None:
+        """Close the wrapped transport, and the limiter if it was created by this one."""
         try:
-            await _awaited(close(*error))
+            await _awaited(close())
         finally:
             if self._owns_limiter:
                 await self._limiter.close()  # in memory, so that it never suspends
@@ -225,13 +225,6 @@ class AsyncOutbound(_Outbound[Request, Response]):
         """Close the wrapped transport, and the limiter if it was created by this one."""
         await self._end(self._transport.aclose)
 
-    async def __aenter__(self) -> Self:
-        await self._transport.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
-        await self._end(self._transport.__aexit__, *error)
-
 
 class SyncOutbound(_Outbound[Request, Response]):
     """What a transport for sync clients does."""
@@ -254,13 +247,6 @@ class SyncOutbound(_Outbound[Request, Response]):
     def close(self) -> None:
         """Close the wrapped transport, and the limiter if it was created by this one."""
         _completed(self._end(self._transport.close))
-
-    def __enter__(self) -> Self:
-        self._transport.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        _completed(self._end(self._transport.__exit__, *error))
 
 
 async def _close(response: Any) -> None:

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
 from itertools import pairwise
@@ -336,14 +336,6 @@ async def test_closing_closes_the_transport_and_an_own_limiter_alone(scene: Make
         await answer_of(made.client.close() if made.kind.is_sync else made.client.aclose())  # also in a loop's thread
         assert (await made.limiter.hit("k", "5/minute")).allowed
     assert str(inner.mock_calls).replace(".aclose", ".close") == "[call.close(), call.close(), call.close()]"
-
-
-async def test_a_client_enters_and_leaves_the_transport_that_sends(scene: MakeScene, inner: Any) -> None:
-    made = scene(transport=inner, limiter=None)
-    async with AsyncExitStack() as stack:
-        enter: Any = stack.enter_context if made.kind.is_sync else stack.enter_async_context
-        await answer_of(enter(made.client))
-    assert str(inner.mock_calls).replace("__a", "__") == "[call.__enter__(), call.__exit__(None, None, None)]"
 
 
 async def test_an_own_limiter_is_closed_though_the_transport_fails_to_close(scene: MakeScene, inner: Any) -> None:
