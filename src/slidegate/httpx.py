@@ -51,7 +51,7 @@ class LimitedTransport(AsyncOutbound[httpx.Request, httpx.Response], httpx.Async
         limits: The limits of each key, as for `Limiter.hit`: ``"10/second; 1000/hour"``.
         key: Returns the key that a request is counted by, or None for no limit; by default its host.
         limiter: The limiter, for limits that several workers share; by default a new one in memory.
-        transport: The transport that sends; by default an `httpx.AsyncHTTPTransport`.
+        transport: The transport that sends, which is closed with this one; by default an `httpx.AsyncHTTPTransport`.
         wait: How long a request may wait in total, including pauses and retries.
         retries: How often a request is sent again after a pause, if the status is below 500, the pause ends in time,
             and its body can be sent again. 0 to 10.
