@@ -89,13 +89,12 @@ class Commands:
             StoreError: The store does not answer.
         """
         author = _author(by)
-        await self.engine.refresher.refresh()
-        override = self.engine.overrides.in_force.get(name)
-        if override is None:
-            return False
-        await self.engine.refresher.write(override, 0)
-        await self.engine.history.add(Action("restore", name, author, at_us=self.engine.unix_us()))
-        return True
+        for override in await self.overrides():
+            if override.name == name:
+                await self.engine.refresher.write(override, 0)
+                await self.engine.history.add(Action("restore", name, author, at_us=self.engine.unix_us()))
+                return True
+        return False
 
     async def overrides(self) -> list[Override]:
         """Return the overrides in force, sorted by the name of the limit.

@@ -424,8 +424,11 @@ class Limiter(Commands):
             check_cost(cost, option)
         if isinstance(limits, list):
             limits = tuple(limits)
-        bucket = self._buckets.get((rule, limits))
-        if bucket is None:
+        try:
+            bucket = self._buckets.get((rule, limits))
+        except TypeError:  # not hashable
+            bucket = None
+        if bucket is None:  # not within `except`, whose error may show a password that was given by mistake
             bucket = Bucket(check_name(rule, "rule"), parse_limits(limits))
             remember(self._buckets, (rule, limits), bucket)
         text, subjects = self.engine.keys.normalize(key)
