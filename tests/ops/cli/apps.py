@@ -90,7 +90,6 @@ def stored() -> RateLimitMiddleware:
 
 # A mounted application builds its stack at its first request.
 mounted = Starlette(routes=[Mount("/v1", Starlette(middleware=[Middleware(limited)]))])
-mounted.state.table = [[number] for number in range(200_000)]
 of_a_route = Starlette(routes=[Host("example.com", Router([Route("/", page, middleware=[Middleware(limited)])]))])
 
 

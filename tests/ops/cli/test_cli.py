@@ -338,27 +338,23 @@ class Terminal:
         assert (shown.code, f"\n  Example: slidegate {' '.join(words)}" in shown.out) == (0, True)
         return " ".join(sorted({*re.findall(r"^  (?:-\w, )?--([a-z-]+)", shown.out, re.MULTILINE)} - {"help"}))
 
-    def _hit(self, key: str, times: str, rule: str, cost: str = "1") -> str:
+    def _hit(self, key: str, times: str, rule: str) -> str:
         name, _, limits = rule.partition("=")
         kind, _, value = key.partition("=")
         who = header(kind.removeprefix("header:")).of(value) if value else key
 
         async def hit(limiter: Limiter) -> str:
-            decided = [await limiter.hit(who, limits, rule=name, cost=int(cost)) for _ in range(int(times))]
+            decided = [await limiter.hit(who, limits, rule=name) for _ in range(int(times))]
             return ", ".join(str(decision.reason) for decision in decided)
 
         return use_store(self.url, hit)
 
-    def _requests(self, rules: str, times: str) -> str:
+    def _requests(self, rule: str, times: str) -> str:
         """Send requests to a worker that starts and ends."""
 
         async def send(limiter: Limiter) -> str:
-            name, _, limits = rules.partition("=")
-            app: Any = (
-                RateLimitMiddleware(hello, rules=[Rule("*", limits, name=name)], limiter=limiter)
-                if limits
-                else RateLimitMiddleware.from_file(hello, rules, limiter=limiter)
-            )
+            name, _, limits = rule.partition("=")
+            app = RateLimitMiddleware(hello, rules=[Rule("*", limits, name=name)], limiter=limiter)
             await limiter.overrides()
             await limiter.reset(PEER)
             return " ".join(map(str, await statuses(app, int(times))))
@@ -384,13 +380,14 @@ class Terminal:
         return asyncio.run(work())
 
     def _gone(self) -> None:
-        """Let the minute pass in which killed workers count as living."""
+        """Let the minute pass in which killed workers count as living, and the windows of their client."""
 
         async def forget(limiter: Limiter) -> None:
             rows = limiter.engine.rows
             for kind in (LIVING, STATISTICS_OF):
                 for row in await rows.read(kind, 0, 0):
                     await rows.write(row.worker, SharedRow(kind, 0, b"", 0))
+            await limiter.reset(PEER)
 
         use_store(self.url, forget)
 
@@ -412,9 +409,6 @@ class Terminal:
             return len(policies) == WORKERS and {*policies.values()} == {policy}
 
         until(is_there, f"both workers answer by {amount}")
-
-    def _reset(self, key: str) -> None:
-        use_store(self.url, lambda limiter: limiter.reset(key))
 
     def _create(self, url: str) -> None:
         create_store(url)
