@@ -48,7 +48,7 @@ class Replay:
         now_us: The virtual time in microseconds.
         unwaited: The labels of rules with ``wait`` or ``concurrency``. Requests that would wait are refused, and
             permits are always free, because a log does not record the duration of requests.
-        keyed: The labels of rules that count by what the log may lack, and ``default_limits``, each with its key.
+        keyed: The labels of rules that count by what the log may lack, each with its key.
     """
 
     def __init__(self, middlewares: Sequence[RateLimitMiddleware]) -> None:
@@ -56,11 +56,8 @@ class Replay:
         self.unwaited: list[str] = []
         self.keyed: list[str] = []
         for middleware in middlewares:
-            for rule in middleware.rules:
-                self._note(rule, rule.label)
-        for middleware in middlewares:
-            if middleware.default_rule is not None:
-                self._note(middleware.default_rule, "default_limits")
+            for rule in filter(None, (*middleware.rules, middleware.default_rule)):
+                self._note(rule)
         self._answer = _StatusApp(middlewares[-1].app)
         self._outcome: Outcome
         self._events: list[Event] = []
@@ -110,15 +107,15 @@ class Replay:
         """Receive the outcome of a request; each limiter reports one, that of the outermost middleware the last."""
         self._outcome = outcome
 
-    def _note(self, rule: Rule, label: str) -> None:
+    def _note(self, rule: Rule) -> None:
         """Note if a rule waits, or counts by what the log may lack."""
         if rule.wait_us or rule.concurrency:
-            self.unwaited.append(label)
+            self.unwaited.append(rule.label)
         if rule.key is None:
             return
         name = getattr(rule.key, "identity", "function")
         if any(part.startswith(_SENT) for part in name.split("+")):
-            self.keyed.append(f"{label} ({name})")
+            self.keyed.append(f"{rule.label} ({name})")
 
     def _new_limiter(self) -> Limiter:
         limiter = Limiter(MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us))
