@@ -581,15 +581,28 @@ async def server_that_says(reply: Callable[[list[bytes]], bytes]) -> AsyncIterat
     await stop_listening(listener)
 
 
-NONSENSE: Final[tuple[Any, ...]] = (None, -1, b"", bytes(60), [], [[], b"7"], [b"", 1])
-"""What a script could answer, and none of ours does."""
+def nonsense(rng: random.Random, depth: int = 0) -> Any:
+    """Return something that a script could answer, and none of ours does."""
+    kind = rng.randrange(8 if depth < 3 else 4)
+    if kind == 0:
+        return rng.choice([0, 1, -1, 2**63 - 1, -(2**63)])
+    if kind == 1:
+        return None
+    if kind < 4:
+        return rng.randbytes(rng.choice([0, 1, 8, 24, 37, 60]))
+    return [nonsense(rng, depth + 1) for _ in range(rng.randrange(7))]
 
 
-def answers_of_nonsense(rng: random.Random) -> Any:
-    """Return such an answer, or one of the form of ours, of whose parts one is nonsense."""
-    parts: list[Any] = [bytes(8), *[rng.choice([b"7", b"0" * 17, bytes(60), [bytes(8), b"7"]]) for _ in range(4)]]
-    parts[rng.randrange(len(parts))] = rng.choice(NONSENSE)
-    return rng.choice([parts[: rng.randrange(6)], parts, *NONSENSE])
+def nearly(rng: random.Random) -> Any:
+    """Return an answer of the scripts' form, of whose parts one is nonsense."""
+    if rng.random() < 0.5:
+        parts = [bytes(8), b"7", b"0" * 17, bytes(60)]
+    else:
+        answer = rng.choice([b"", 0, [bytes(60)], [bytes(8)], [b"", 1]])
+        parts = [bytes(24), rng.choice([b"", b"4/24=1 key=1", b"7"]), b"0" * 17, answer, []]
+    spoilt = rng.choice([parts, parts, next((part for part in parts if isinstance(part, list) and part), parts)])
+    spoilt[rng.randrange(len(spoilt))] = nonsense(rng)
+    return parts
 
 
 @pytest.fixture
@@ -633,7 +646,7 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: ran
     """A method answers, or raises a StoreError, whatever the server says; nobody else is told anything else."""
 
     def reply(command: list[bytes]) -> bytes:
-        return packed(answers_of_nonsense(rng))
+        return packed(rng.choice([nonsense(rng), nearly(rng), nearly(rng), [b"0", [b"user:3", bytes(60)]]]))
 
     async with server_that_says(reply) as url:
         store = RedisStore(url)
