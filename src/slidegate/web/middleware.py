@@ -281,13 +281,13 @@ class RateLimitMiddleware(FailsAtStartup):
             return
         policy = self.policy
         # For `client_key`, `decision_of` and the like within the application.
-        visit = Visit(policy, scope, receive, send, policy.clients.of(scope), policy.rules.nothing)
+        channels = ENDED_CHANNELS[scope["type"]]
+        visit = Visit(policy, scope, *channels, policy.clients.of(scope), policy.rules.nothing)
         visit.add_decision(DISABLED, None)
         try:
             await self.app(scope, receive, send)
         finally:
             visit.scope = None
-            visit.receive_from, visit.send_on = ENDED_CHANNELS[scope["type"]]
 
 
 def _ending(limiter: Limiter, send: Send) -> Send:

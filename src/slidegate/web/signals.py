@@ -117,12 +117,9 @@ class Signals:
         if address is None:
             return (key,)
         subjects: tuple[BanSubject, ...] = (key, address)
-        files = self._engine.networks
         if self._has_other_prefixes:
             subjects += (address_key(*address),)
-        if files:
-            subjects += tuple(operators_of(address_key(*address), files))
-        return subjects
+        return (*subjects, *operators_of(address_key(*address), self._engine.networks))
 
     def with_keys(self, subjects: tuple[BanSubject, ...], scope: Scope, client_key: str) -> tuple[BanSubject, ...]:
         """Return the subjects of a client and the keys of a request that policies ban in its place."""

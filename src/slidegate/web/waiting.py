@@ -83,7 +83,6 @@ class Waiting:
             refused = decision = await ask()
         if refused is None or room_in_us(refused) is not None:
             channel = _reading_ahead(visit)
-            channel.begin()
             decision = await self._queues.wait(
                 name,
                 refused,
@@ -161,6 +160,7 @@ def _reading_ahead(visit: Visit) -> ReadAhead:
         channel = visit.receive_from = ReadAhead(channel)
     if channel not in visit.effects:
         visit.effects = [channel, *visit.effects]  # before those that are awaited
+    channel.begin()
     return channel
 
 
