@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slidegate import Limiter, RateLimitMiddleware, Rule
+from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule
 
 from ..asgi import page, statuses
 
@@ -86,33 +87,56 @@ class Outer:
         await self.app(scope, receive, send)
 
 
+class Own(RateLimitMiddleware):
+    """A middleware with a constructor, which gives its own something around the application."""
+
+    def __init__(self, app: ASGIApp, *, limits: str, **options: Any) -> None:
+        super().__init__(Outer(app), rules=[Rule("*", limits)], **options)
+
+
 AGAIN = [forgets, builds, instruments, adds]
+LINES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+    "limits": [(RateLimitMiddleware, {"limits": "3/hour"})],
+    "a name": [(RateLimitMiddleware, {"rules": [Rule("*", "3/hour", name="all")]})],
+    "default limits": [(RateLimitMiddleware, {"default_limits": "3/hour"})],
+    "an endpoint": [(RateLimitMiddleware, {})],
+    "a subclass": [(Own, {"limits": "3/hour"})],
+    "a file": [(RateLimitMiddleware.from_file, {"path": "slidegate.toml"})],
+    "another beside it": [
+        (RateLimitMiddleware, {"limits": "3/hour"}),
+        (RateLimitMiddleware, {"rules": [Rule("/none", "1/hour")], "name": "other"}),
+    ],
+}
+"""The lines with which an application adds limits: each lets three of four requests pass."""
 
 
 @pytest.mark.parametrize("again", AGAIN)
+@pytest.mark.parametrize("lines", LINES)
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
-async def test_counts_go_on_by_name_where_a_stack_is_built_again(
-    again: Any, kind: str, request: pytest.FixtureRequest
+async def test_the_counts_of_a_limiter_go_on_where_a_stack_is_built_again(
+    again: Any, lines: str, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    app = Starlette(routes=[Route("/", page)])
+    write("3/hour")
     limiter = Limiter.from_url(request.getfixturevalue("url"))
-    app.add_middleware(RateLimitMiddleware, rules=[Rule("*", "3/hour", name="all")], limiter=limiter)
-    found = []
+    app = FastAPI(routes=[Route("/", RateLimit("3/hour")(page) if lines == "an endpoint" else page)])
+    for middleware, given in LINES[lines]:
+        app.add_middleware(middleware, **given, limiter=limiter)
+    found, stacks = [], []  # an agent may keep those of before
     for _ in range(4):
         found += await statuses(app, 1)
+        stacks.append(app.middleware_stack)
         again(app)
     assert found == [200, 200, 200, 429]
 
 
-@pytest.mark.parametrize("kind", ["memory", "lmdb"])
-async def test_names_are_free_again_when_a_stack_is_gone(kind: str, request: pytest.FixtureRequest) -> None:
-    app = Starlette(routes=[Route("/", page)])
-    app.add_middleware(RateLimitMiddleware, limits="3/hour", limiter=Limiter.from_url(request.getfixturevalue("url")))
-    found = []
-    for _ in range(4):
-        found += await statuses(app, 1)
-        forgets(app)
-    assert found == [200, 200, 200, 429]
+@pytest.mark.parametrize("again", AGAIN)
+async def test_two_equal_lines_are_two_middlewares_in_each_stack(again: Any) -> None:
+    limiter, app = Limiter(), Starlette(routes=[Route("/", page)])
+    for _ in range(2):
+        app.add_middleware(RateLimitMiddleware, limits="4/hour", limiter=limiter)
+    before = await statuses(app, 3)
+    again(app)
+    assert before + await statuses(app, 2) == [200, 200, 200, 200, 429]
 
 
 def test_a_line_with_an_error_is_tried_again() -> None:

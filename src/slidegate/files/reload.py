@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .._watcher import FollowedFile
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
-from ..web.broken import FailsAtStartup, fail_startup
+from ..web.broken import FailsAtStartup, fail_startup, place_of
 from ..web.finding import Finding
 from ..web.middleware import RateLimitMiddleware
 from ..web.policy import Policy
@@ -73,7 +73,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
                 "from_file: expected the path of a file, for example "
                 f'app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml"), not {quoted(path)}'
             )
-        self._below = app
+        self._below, self._place = app, place_of(app)
         super().__init__(str(path), "")
         self.file = Path(path)
         limiter = options.get("limiter")
@@ -111,7 +111,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         middleware.file = self.file
         try:
             middleware.app = self._below
-            middleware.begin_with(Policy(self._below, **all_options, owner=self), enabled)
+            middleware.begin_with(Policy(self._below, **all_options, owner=self._place), enabled)
         except ConfigurationError as error:
             raise reader.located(error) from error.__cause__
         return middleware

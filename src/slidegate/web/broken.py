@@ -6,12 +6,16 @@ application does not support lifespan: it starts anyway and answers every reques
 constructor fails in a stack keeps the error. It answers ``lifespan.startup.failed`` with it, so that the server stops
 and shows the message, and raises it at every request. Anywhere else the constructor raises.
 
+Starlette builds the stack again after ``app.middleware_stack = None``, or when an agent instruments a running
+application. The limits without a name belong to a place in the stack, so a limiter that outlives it goes on counting.
+
 Starlette wraps its router in an `ExceptionMiddleware` before it constructs any other middleware. A middleware is
 therefore in a stack if there is one among the inner applications of its `app`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NoReturn, ParamSpec
@@ -20,7 +24,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import Receive, Scope, Send
 
 from ..core.errors import ConfigurationError
-from .routes import layers
+from .routes import layers, router_of
 
 _P = ParamSpec("_P")
 
@@ -52,13 +56,31 @@ def _keeping_error(init: Callable[_P, None]) -> Callable[_P, None]:
             if len(args) > 1:
                 app = args[1]
             is_outermost = type(middleware).__init__ is construct  # and not that of a subclass
-            if not is_outermost or not any(isinstance(layer, ExceptionMiddleware) for layer in layers(app)):
+            if not is_outermost or not is_in_stack(app):
                 raise
             vars(middleware).clear()
             middleware.app = app  # the middlewares around it search the stack along it
             middleware.error = error
 
     return construct
+
+
+def is_in_stack(app: object) -> bool:
+    """Return whether a middleware around `app` is one of an application's stack."""
+    return any(isinstance(layer, ExceptionMiddleware) for layer in layers(app))
+
+
+class Place:
+    """A place in the stack of an application, which owns the limits without a name of the middleware there."""
+
+
+def place_of(app: object) -> Place:
+    """Return the place of a middleware around `app`: a new one, or if it is in a stack, that of each next stack."""
+    if not is_in_stack(app):
+        return Place()
+    places = getattr(router_of(app), "__dict__", {}).setdefault("_slidegate_places", defaultdict(Place))
+    number = sum(isinstance(layer, FailsAtStartup) for layer in layers(app))
+    return places[number]  # type: ignore[no-any-return]
 
 
 async def fail_startup(error: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:

@@ -21,7 +21,7 @@ from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
-from .broken import FailsAtStartup, fail_startup
+from .broken import FailsAtStartup, fail_startup, place_of
 from .client_ip import ClientAddress
 from .effects import Report
 from .headers import HeaderStyles
@@ -139,7 +139,7 @@ class RateLimitMiddleware(FailsAtStartup):
         for argument in ("self", "app", "enabled"):
             del options[argument]
         self.app = app
-        self.begin_with(Policy(app, **options), enabled)
+        self.begin_with(Policy(app, **options, owner=place_of(app)), enabled)
         if limiter is None or self.policy.names.has_unnamed:  # it counts apart from others
             self.given = tuple(options.values())
             self.policy.inspection.of_building(self.policy, self)

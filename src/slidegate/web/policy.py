@@ -34,7 +34,7 @@ class Policy:
 
     Args:
         app: The application behind the middleware.
-        owner: What owns the names of its unnamed limits, if that outlives the policy.
+        owner: What owns the names of its unnamed limits; it outlives the policy.
 
     The other arguments are the options that `RateLimitMiddleware` describes.
 
@@ -78,7 +78,7 @@ class Policy:
         headers: HeaderStyles | None = "draft",
         messages: MessageLimits | None = None,
         name: str | None = None,
-        owner: object = None,
+        owner: object,
     ) -> None:
         self.limiter = limiter or Limiter()
         if self.limiter.store.is_read_only:

@@ -245,7 +245,7 @@ class Names:
     Args:
         limiter: The limiter, which knows the names of its other middlewares.
         name: The name of the middleware; None for none.
-        owner: What owns those of unnamed rules, which no other middleware has while it exists; by default this object.
+        owner: What owns those of unnamed rules, which no other middleware has while it exists.
 
     Attributes:
         middleware: The name of the middleware; empty if it has none.
@@ -272,8 +272,7 @@ class Names:
     def unique(self, identity: str) -> str:
         """Return a name that no other middleware has, and that is stable when a configuration file is reloaded."""
         self.has_unnamed = True
-        owner = self if self._owner is None else self._owner  # kept here, it would be a cycle
-        return self._engine.owners.identity(self._prefix + identity, owner)
+        return self._engine.owners.identity(self._prefix + identity, self._owner)
 
 
 def method_of(scope: Scope) -> Any:
