@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from .._watcher import FollowedFile, read_whole
 from ..core import networks as core
 from ..core.addresses import AddressRange, parse_network
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.networks import ADDRESSES
 from ..core.passwords import without_passwords
 
@@ -75,6 +75,8 @@ class Networks(core.Networks):
         Raises:
             ConfigurationError: The file or a line of it is invalid.
         """
+        if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
+            raise ConfigurationError(f'expected a file, for example "drop.netset", not {quoted(path)}', "path")
         return ListFile(os.fspath(path), wide=wide, private=private, service=service).networks
 
     def has_client(self) -> KeyCondition:

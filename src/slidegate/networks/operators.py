@@ -157,6 +157,8 @@ def network(path: str | PathLike[str], *, by: Literal["asn", "country"] | None =
     Raises:
         ConfigurationError: The file cannot be read or lacks operators or countries, or `maxminddb` is not installed.
     """
+    if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
+        raise ConfigurationError(f'expected a file, for example "GeoLite2-ASN.mmdb", not {quoted(path)}', "network")
     return Network(NetworkFile(os.fspath(path)), by)
 
 
