@@ -10,6 +10,7 @@
   proof     check the proof of the bound, proofs/window.v, by Coq, which is a package of the system
   lowest    run tests of stores, limiters and middleware with the lowest versions that pyproject.toml declares
   soak      put load on workers with LMDB and Redis, kill some, and check every promise: soak --minutes 10
+  faults    inject faults into stores, and report how long a worker is without its store and the longest request
   bench     run a benchmark against comparable libraries: bench NAME [args]
   lint      check style, types and workflows
   site      build the documentation's site into site/
@@ -56,6 +57,7 @@ STEPS = {
     "deep": "pytest -m '' --hypothesis-profile=deep -o faulthandler_timeout=3600",
     "bench": "python -m benchmarks",
     "soak": "python -m tests.soak",
+    "faults": "python -m tests.faults",
     "build": """
         uv build --no-build-isolation --clear --out-dir dist
         twine check --strict dist/*
