@@ -13,9 +13,10 @@ from copy import copy
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ... import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from ... import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, client_key
 from ...core import Event
 from ...events import Outcome
 from .lines import AccessRecord
@@ -31,8 +32,10 @@ _FULL: Final = ("keys_shared", "bans_full")
 class ReplayedRequest(NamedTuple):
     """The result of one replayed request."""
 
-    outcome: Outcome
-    """The outcome that the outermost middleware reports, with the decisions of all."""
+    client: str
+    """Who sent it, as its middleware sees it."""
+    outcome: Outcome | None
+    """The outcome that the outermost middleware reports, with the decisions of all; None if it is exempt."""
     events: Sequence[Event]
     """The events that the limiters report: refusals, shadow refusals and bans."""
 
@@ -59,7 +62,7 @@ class Replay:
             for rule in filter(None, (*middleware.rules, middleware.default_rule)):
                 self._note(rule)
         self._answer = _StatusApp(middlewares[-1].app)
-        self._outcome: Outcome
+        self._outcome: Outcome | None = None
         self._events: list[Event] = []
         limiters: dict[int, Limiter] = {}
         self._app: ASGIApp = self._answer
@@ -91,13 +94,17 @@ class Replay:
         self._answer.status = record.status
         if not 200 <= record.status <= 599:
             self._answer.status = 200
-        self._events = []
-        await self._app(scope_of(record), _receive, _send)
+        self._outcome, self._events = None, []
+        scope = scope_of(record)
+        await self._app(scope, _receive, _send)
         if any(event.kind in _FULL for event in self._events):
             raise ConfigurationError(
                 f"the log needs more than {MAX_KEYS:,} windows or bans at a time; pass a shorter part of it"
             )
-        return ReplayedRequest(self._outcome, self._events)
+        client = client_key(Request(scope))
+        if self._outcome is not None:
+            client = self._outcome.client
+        return ReplayedRequest(client, self._outcome, self._events)
 
     def event(self, event: Event) -> None:
         """Receive an event of a limiter."""

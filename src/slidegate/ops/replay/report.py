@@ -77,8 +77,20 @@ class Simulation:
         replayed = await self._replay.play(record)
         self.requests += 1
         self._first_us = self._first_us or self._replay.now_us
-        outcome, client = replayed.outcome, replayed.outcome.client
+        client = replayed.client
         self.clients[client] += 1
+        if replayed.outcome is not None:
+            self._count(replayed.outcome)
+        for event in replayed.events:
+            if event.kind == "shadow_refused":
+                self._refuse("shadow", event.details["rule"], client)
+            elif event.kind == "banned":
+                self.rows["ban", str(event.details["by"])].clients.add(client)
+            elif event.kind == "shadow_banned":
+                self.rows["shadow ban", str(event.details["policy"])].clients.add(client)
+
+    def _count(self, outcome: Outcome) -> None:
+        """Count a request with the rules that counted or refused it."""
         counted: set[str] = set()
         for decision in outcome.decisions:
             if decision.reason not in _KINDS:  # a client that is banned or blocked is counted by no rule
@@ -87,13 +99,6 @@ class Simulation:
             self.rows["limit", label].requests += 1
         if outcome.refusal is not None:
             self._count_refused(outcome, outcome.refusal.by)
-        for event in replayed.events:
-            if event.kind == "shadow_refused":
-                self._refuse("shadow", event.details["rule"], client)
-            elif event.kind == "banned":
-                self.rows["ban", str(event.details["by"])].clients.add(client)
-            elif event.kind == "shadow_banned":
-                self.rows["shadow ban", str(event.details["policy"])].clients.add(client)
 
     def _count_refused(self, outcome: Outcome, by: str) -> None:
         """Count a request that some rules refused, or else a list or a ban."""
@@ -155,7 +160,7 @@ class LoadProfile:
         """Measure an HTTP request."""
         replayed = await self._replay.play(record)
         self.requests += 1
-        self.clients.setdefault(replayed.outcome.client, array("q")).append(self._replay.now_us)
+        self.clients.setdefault(replayed.client, array("q")).append(self._replay.now_us)
 
 
 def measure(times_us: Mapping[str, Sequence[int]]) -> Json:
