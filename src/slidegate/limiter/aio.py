@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Seque
 from contextvars import ContextVar
 from inspect import isawaitable
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
 
@@ -32,6 +32,16 @@ _is_alone: ContextVar[bool] = ContextVar("slidegate_is_alone", default=False)
 """Whether `run_at_once` runs this code."""
 _throttle: Final = Throttle()
 """Limits the rate of lines about failed work that no caller awaits, by the type of the error."""
+
+
+class End(NamedTuple):
+    """How some work has ended: with a result, or with an error.
+
+    A task of ours ends with it, never with an exception: tools that watch all tasks would report each of an outage.
+    """
+
+    result: Any = None
+    error: Exception | None = None
 
 
 def on_asyncio() -> bool:
@@ -142,12 +152,12 @@ async def each_within(parts: Iterable[T] | AsyncIterator[T]) -> AsyncIterator[T]
         await let_others_run()
 
 
-def in_background(work: Coroutine[Any, Any, T]) -> asyncio.Future[T] | None:
+def in_background(work: Coroutine[Any, Any, T]) -> asyncio.Future[End] | None:
     """Run a coroutine as a task of this thread's asyncio event loop, and return it; without a loop, discard it."""
     if not on_asyncio():
         work.close()
         return None
-    task = _start_task(work)
+    task = _start_task(_end_of(work))
     task.add_done_callback(_log_failure)
     task.add_done_callback(lambda _: work.close())  # a loop that ends may cancel the task before its first step
     return task
@@ -174,7 +184,7 @@ async def to_the_end(work: Awaitable[T] | T) -> T:
             return await work
         with anyio.CancelScope(shield=True):  # under trio only scopes are cancelled
             return await work
-    task = _start_task(work)
+    task = _start_task(_end_of(work))
     cancelled: Sequence[Any] | None = None
     with anyio.CancelScope(shield=True):  # else anyio would cancel the caller in each iteration of the loop
         while not task.done():
@@ -184,7 +194,10 @@ async def to_the_end(work: Awaitable[T] | T) -> T:
                 cancelled = error.args
     if cancelled is not None:
         _cancel_again(cancelled)
-    result: T = task.result()
+    end = task.result()
+    if end.error is not None:
+        raise end.error
+    result: T = end.result
     return result
 
 
@@ -230,7 +243,15 @@ async def finish(deadline_s: float) -> None:
             await asyncio.sleep(0)
 
 
-def _start_task(work: Awaitable[T]) -> asyncio.Future[T]:
+async def _end_of(work: Awaitable[T]) -> End:
+    """Do some work, and return how it ended."""
+    try:
+        return End(await work)
+    except Exception as error:
+        return End(error=error)
+
+
+def _start_task(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     """Start some work, and keep a reference to its task until it is done."""
     task = asyncio.ensure_future(work)
     _running.add(task)
@@ -238,13 +259,13 @@ def _start_task(work: Awaitable[T]) -> asyncio.Future[T]:
     return task
 
 
-def _log_failure(task: asyncio.Future[Any]) -> None:
+def _log_failure(task: asyncio.Future[End]) -> None:
     """Log the failure of some work, at most once a minute for each type of error: in an outage much of it fails."""
-    if task.cancelled():
-        return
-    error = task.exception()
     # What is no `Exception`, such as KeyboardInterrupt, ends the loop, which reports it.
-    if not isinstance(error, Exception):
+    if task.cancelled() or task.exception() is not None:
+        return
+    error = task.result().error
+    if error is None:
         return
     left_out = _throttle.left_out(type(error), monotonic())
     if left_out is not None:

@@ -32,7 +32,7 @@ from ..core.store import ReadRow, SharedRow
 from ..core.stored import json_of
 from ..stores.shared import running_loop
 from ..stores.system_clock import SystemClock
-from .aio import answer_of, in_background, on_asyncio, run_at_once, wait_for_end, within, yielding_to_others
+from .aio import End, answer_of, in_background, on_asyncio, run_at_once, wait_for_end, within, yielding_to_others
 from .failover import Failover
 from .overrides import LIMITS, Override, Overrides, override_in
 from .rows import Rows
@@ -49,7 +49,7 @@ AT_ONCE: Final = 50
 _LOG_EVERY_S: Final = 600.0
 
 T = TypeVar("T")
-Running: TypeAlias = "asyncio.Future[None]"
+Running: TypeAlias = "asyncio.Future[End]"
 Hit: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]]
 """A function that charges every check or none, as `Store.hit` does, or that says what this would answer."""
 FindBan: TypeAlias = Callable[[Sequence[BanSubject]], Ban | Awaitable[Ban | None] | None]
