@@ -286,8 +286,15 @@ SENT_BY_NAME: Final = {"header": header, "cookie": cookie, "query": query}
 def combine(*keys: Key) -> Combined:
     """Count each combination of built-in keys: ``combine(client_ip(), header("X-Tenant"))``.
 
-    A function cannot be a part; it returns all parts itself.
+    Raises:
+        ConfigurationError: There are fewer than two keys, or one is not a built-in key.
     """
+    if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
+        raise ConfigurationError(
+            f'expected keys such as client_ip() and header("X-Tenant"), not {quoted(keys)}; a function returns all '
+            "parts itself",
+            "combine",
+        )
     return Combined(keys)
 
 
