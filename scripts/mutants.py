@@ -32,7 +32,13 @@ PAIRS: Final = (
 )
 OTHERS: Final[dict[type[Any], type[Any]]] = {**dict(PAIRS), **{two: one for one, two in PAIRS}, ast.Mod: ast.FloorDiv}
 """What an operator becomes."""
-FOLDERS: Final = {"_outbound": "httpx", "_pauses": "httpx", "httpx2": "httpx", "slidegate_pytest": "testing"}
+FOLDERS: Final = {
+    "_outbound": "httpx",
+    "_pauses": "httpx",
+    "httpx2": "httpx",
+    "_path_examples": "openapi",
+    "slidegate_pytest": "testing",
+}
 
 
 def changed(node: Any) -> ast.AST | None:

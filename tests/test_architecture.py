@@ -27,7 +27,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "files": ({"_watcher", "core", "limiter", "networks", "web"}, {"starlette"}),
     "networks": ({"_watcher", "core", "limiter", "web"}, {"starlette", "maxminddb"}),
-    "findings": ({"core", "limiter", "web"}, {"starlette"}),
+    "findings": ({"_path_examples", "core", "limiter", "web"}, {"starlette"}),
     "windows": ({"core"}, set()),
     "testing": ({"core", "events", "limiter"}, set()),
     "ops": (
@@ -40,7 +40,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "httpx": ({"_outbound"}, {"httpx"}),
     "httpx2": ({"_outbound"}, {"httpx2"}),
     "_outbound": ({"core", "limiter", "_pauses"}, {"anyio"}),
-    "openapi": ({"core", "limiter", "web"}, {"starlette"}),
+    "openapi": ({"_path_examples", "core", "limiter", "web"}, {"starlette"}),
+    "_path_examples": (set(), {"starlette"}),
     "_pauses": (set(), set()),
     "_watcher": ({"core"}, set()),
     "otel": ({"ops"}, set()),

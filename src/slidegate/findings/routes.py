@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any, Final
 
+from .._path_examples import filled, filled_for_both
 from ..core.errors import closest
 from ..web.decorators import has_lost_limit
-from ..web.examples import filled, filled_for_both
 from ..web.finding import Finding
 from ..web.policy import Policy
 from ..web.routes import (

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from .._path_examples import filled, filled_for_both
 from ..web.broken import FailsAtStartup
 from ..web.endpoints import rules_of_route
-from ..web.examples import filled, filled_for_both
 from ..web.middleware import RateLimitMiddleware
 from ..web.plan import Plan
 from ..web.routes import MountedRoute, attribute_of, layers, reach, root_of, routes_of
