@@ -256,7 +256,11 @@ UNSTEADY = (
     (rf"{package.__version__} \({'compiled' if package.__compiled__ else 'interpreted'}\)", "VERSION"),
 )
 """What depends on the moment of a test besides times, and what stands for it in a transcript."""
-NO_STATISTICS = "not read: refusals, as no worker has written statistics within five minutes"
+SAME = re.compile(
+    r"(rule +what|rule +kind|client +requests) |Refused most often$|limits at endpoints without requests "
+    "|not read: refusals, as no worker has written statistics within five minutes$"
+)
+"""What explanations and simulations have in common, which most of the transcripts leave out."""
 
 
 def since_now(found: re.Match[str]) -> str:
@@ -307,11 +311,30 @@ class Terminal:
             words = words[:-2]
         return self._shown(self.slidegate(*words))
 
+    def _check(self, *names: str) -> str:
+        """Check applications of the tests, or what functions of theirs return; show what is said behind the code."""
+        ends = []
+        for name in names:
+            more = ["--factory"] if name.endswith("()") else []
+            ends.append(self.slidegate("check", f"tests.ops.cli.apps:{name.removesuffix('()')}", *more))
+        return "".join(f"{end.code} {end.out}{end.err}" for end in ends)
+
+    def _file(self, *lines: str) -> str:
+        self._write("slidegate.toml", *lines)
+        return self._slidegate("check", "slidegate.toml")
+
     def _explain(self, *words: str) -> str:
-        """Explain in text, without the lines that end all explanations of workers without statistics."""
-        lines = self._slidegate("explain", *words).splitlines()
-        lines.remove("limits at endpoints without requests since the start are not listed")
-        return "\n".join(line for line in lines if line != NO_STATISTICS)
+        """Explain in text, without what all explanations of workers without statistics have; 1 means refused."""
+        shown = self._brief("explain", *words)
+        assert shown.endswith("\nexit 1") == (": refused by " in shown)
+        return shown.removesuffix("\nexit 1")
+
+    def _simulate(self, *words: str) -> str:
+        return self._brief("simulate", "access.log", *words)
+
+    def _brief(self, *words: str) -> str:
+        """Run the command, and leave out empty lines, the heads of tables, and what an explanation never reads."""
+        return "\n".join(line for line in self._slidegate(*words).splitlines() if line and not SAME.match(line))
 
     def _shown(self, ended: Ended) -> str:
         errors = [f"! {line}" for line in ended.err.splitlines() if line and not line.startswith(("Usage:", "Try "))]
@@ -332,11 +355,15 @@ class Terminal:
             rows.append(json.dumps({**ban, "since_us": 1_700_000_000_000_000, "until_us": None}))
         use_store(self.url, lambda limiter: limiter.import_bans(rows))
 
-    def _options(self, *words: str) -> str:
-        """Show the options of a command, whose help has an example."""
-        shown = self.slidegate(*words, "-h")
-        assert (shown.code, f"\n  Example: slidegate {' '.join(words)}" in shown.out) == (0, True)
-        return " ".join(sorted({*re.findall(r"^  (?:-\w, )?--([a-z-]+)", shown.out, re.MULTILINE)} - {"help"}))
+    def _options(self, *commands: str) -> str:
+        """Show the options of each command, whose help has an example."""
+        lines = []
+        for command in commands:
+            shown = self.slidegate(*command.split(), "-h")
+            assert (shown.code, f"\n  Example: slidegate {command}" in shown.out) == (0, True)
+            names = {*re.findall(r"^  (?:-\w, )?--([a-z-]+)", shown.out, re.MULTILINE)} - {"help"}
+            lines.append(f"{command}: {' '.join(sorted(names))}")
+        return "\n".join(lines)
 
     def _hit(self, key: str, times: str, rule: str) -> str:
         name, _, limits = rule.partition("=")
@@ -379,6 +406,12 @@ class Terminal:
 
         return asyncio.run(work())
 
+    def _alone(self, times: str, *lines: str) -> str:
+        """Send requests to a worker with some lines as rules, after those of before are gone."""
+        self._gone()
+        self._write("alone.toml", *lines)
+        return self._worker("alone.toml", times)
+
     def _gone(self) -> None:
         """Let the minute pass in which killed workers count as living, and the windows of their client."""
 
@@ -409,6 +442,17 @@ class Terminal:
             return len(policies) == WORKERS and {*policies.values()} == {policy}
 
         until(is_there, f"both workers answer by {amount}")
+
+    def _unusable(self, *names: str) -> str:
+        """Show the one line by which neither a reading nor a writing command uses each store; no file changes."""
+        ends = []
+        for name in names:
+            before, store = snapshot(self.home), ["--store", f"lmdb://{self.home / name}"]
+            read = self.slidegate("bans", "list", *store)
+            assert self.slidegate("bans", "add", "user:1", "--for", "1h", *store) == read
+            assert (read.code, read.out, snapshot(self.home)) == (1, "", before)
+            ends.append(read.err)
+        return "".join(ends)
 
     def _create(self, url: str) -> None:
         create_store(url)
