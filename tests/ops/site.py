@@ -274,11 +274,13 @@ class Visitor:
     async def _hit(self, key: str, limits: str, rule: str) -> None:
         await self.site.limiter.hit(key, limits, rule=rule)
 
-    async def _changes(self, view: str = "") -> str:
-        """Return what a view offers to change, or that nothing can be changed."""
-        page = await self.site.page(view)
-        found = sorted({*page.names("input", "value")} & {"ban", "unban", "change", "restore"})
-        return " ".join(found or re.findall("Read-only", page.text))
+    async def _changes(self, *views: str) -> str:
+        """Return what each view offers to change, or that nothing can be changed."""
+        offers = []
+        for page in [await self.site.page(view) for view in views]:
+            found = sorted({*page.names("input", "value")} & {"ban", "unban", "change", "restore"})
+            offers.append(" ".join(found or re.findall("Read-only", page.text)))
+        return ", ".join(offers)
 
     async def _advance(self, span: str) -> None:
         """Advance the clock after everything that was counted is written."""
@@ -299,12 +301,14 @@ class Visitor:
         status, found = await self.site.ask(method, path, json.loads(said) if said else None, **fields)
         return f"{status} {json.dumps(found)}"
 
-    async def _send(self, method: str, path: str, *words: str) -> str:
-        """Send a request with header fields and a body, and return the status and which methods there are."""
-        fields: dict[str, Any] = dict(word.split("=", 1) for word in words)
+    async def _send(self, method: str, *words: str) -> str:
+        """Send a request with header fields and a body to each path, and return the statuses and which methods are."""
+        fields: dict[str, Any] = dict(word.split("=", 1) for word in words[1:] if "=" in word)
         body = fields.pop("body", "").encode()
-        answer = await self.site.send(method, path, body, **{name: value or None for name, value in fields.items()})
-        return f"{answer.status} {answer.headers.get('allow', '')}".strip()
+        paths = [words[0], *(word for word in words[1:] if "=" not in word)]
+        sent = {name: value or None for name, value in fields.items()}
+        answers = [await self.site.send(method, path, body, **sent) for path in paths]
+        return ", ".join(f"{answer.status} {answer.headers.get('allow', '')}".strip() for answer in answers)
 
     async def _page(self, path: str = "", begins: str = "", ends: str = "\0") -> str:
         """Return the lines of a page; or those from one that begins so, up to the next that begins so."""
