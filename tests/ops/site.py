@@ -277,9 +277,9 @@ class Visitor:
     async def _changes(self, *views: str) -> str:
         """Return what each view offers to change, or that nothing can be changed."""
         offers = []
-        for page in [await self.site.page(view) for view in views]:
-            found = sorted({*page.names("input", "value")} & {"ban", "unban", "change", "restore"})
-            offers.append(" ".join(found or re.findall("Read-only", page.text)))
+        for shown in [await self.site.page(view) for view in views]:
+            found = sorted({*shown.names("input", "value")} & {"ban", "unban", "change", "restore"})
+            offers.append(" ".join(found or re.findall("Read-only", shown.text)))
         return ", ".join(offers)
 
     async def _advance(self, span: str) -> None:

@@ -31,7 +31,7 @@ from slidegate.ops.dashboard import counts as chart
 from slidegate.ops.dashboard.app import MAX_BODY
 from slidegate.ops.dashboard.page import environment
 from slidegate.ops.dashboard.service import WINDOWS, Service
-from slidegate.ops.dashboard.texts import grouped, rate
+from slidegate.ops.dashboard.texts import grouped
 from slidegate.ops.statistics import EVERY_S, LoggedEvent, Statistics, Stats, Traffic
 from slidegate.ops.stats_rows import steps_of
 from slidegate.stores.redis import RedisStore
@@ -264,7 +264,9 @@ async def read(site: Site, path: str, **query: str) -> Any:
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-async def test_statistics_count_the_requests_of_the_application(window: str, site: Site) -> None:
+async def test_statistics_count_the_requests_of_the_application_and_rates_are_over_the_time_that_was_seen(
+    window: str, site: Site
+) -> None:
     await site.visit(times=23)
     found = await read(site, "statistics", window=window)
     total, rule = found["total"], found["rules"]["all"]
@@ -280,31 +282,11 @@ async def test_statistics_count_the_requests_of_the_application(window: str, sit
     assert last_at - found["step_s"] <= NOW_US / 1_000_000 <= last_at
     most = {"5m": 60, "1h": 12, "6h": 72, "24h": 288}[window]  # beyond five minutes the slices are of five minutes
     assert (49 if window == "5m" else most) <= len(found["steps"]) <= most
-
-
-@pytest.mark.parametrize("window", WINDOWS)
-async def test_rates_are_over_the_time_that_was_seen(window: str, site: Site) -> None:
-    await site.visit(times=15)
     await Statistics.of(site.limiter).publish()
     site.clock.advance("50s")
     assert (await read(site, "statistics", window=window))["seen_s"] == 50
-    shown = await site.page(f"?window={window}")
-    assert "Requests: 15 18 a minute" in shown.text
-    assert "counting for 50 s" in shown.text
-
-
-@pytest.mark.parametrize(
-    ("number", "seconds", "text"),
-    [
-        (0, 5, "\u2013"),
-        (1, 86_400, "1 in 24 h"),
-        (30, 86_400, "1.25 an hour"),
-        (7, 60, "7 a minute"),
-        (12_345, 10, "1,234 a second"),
-    ],
-)
-def test_a_rate_is_one_that_a_person_reads(number: int, seconds: float, text: str) -> None:
-    assert rate(number, seconds) == text
+    shown = (await site.page(f"?window={window}")).text
+    assert "counting for 50 s Requests: 23 27.6 a minute" in shown
 
 
 @pytest.mark.parametrize("key", [*HOSTILE, "x" * 64])
