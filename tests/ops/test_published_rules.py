@@ -11,56 +11,42 @@ from slidegate.testing import FakeClock
 from ..asgi import hello
 from .shared_rows import SharedRows, limiter_on
 
+ALL, LOGIN = "9/1m by address", "5/1m by address, /login"
 BASE = [Rule("*", "9/minute", name="api"), Rule("/login", "5/minute", name="login")]
+
+
+def login(limits: Any = "5/minute", path: str = "/login", **options: Any) -> dict[str, Any]:
+    return {"rules": [BASE[0], Rule(path, limits, name="login", **options)]}
+
+
 VERSIONS: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
     "the same": ({"rules": BASE}, {}),
-    "another amount": (
-        {"rules": [Rule("*", "8/minute", name="api"), BASE[1]]},
-        {"api": ["9/1m by address", "8/1m by address"]},
-    ),
-    "another key": (
-        {"rules": [BASE[0], Rule("/login", "5/minute", key=header("X-API-Key"), name="login")]},
-        {"login": ["5/1m by address, /login", "5/1m by header:x-api-key, /login"]},
-    ),
+    "another amount": ({"rules": [Rule("*", "8/minute", name="api"), BASE[1]]}, {"api": [ALL, "8/1m by address"]}),
+    "another key": (login(key=header("X-API-Key")), {"login": [LOGIN, "5/1m by header:x-api-key, /login"]}),
     "another zone": (
-        {"rules": [BASE[0], Rule("/login", Quota("5/day", zone="Europe/Berlin"), name="login")]},
-        {"login": ["5/1m by address, /login", "5/day from 00:00 in Europe/Berlin by address, /login"]},
+        login(Quota("5/day", zone="Europe/Berlin")),
+        {"login": [LOGIN, "5/day from 00:00 in Europe/Berlin by address, /login"]},
     ),
-    "in shadow": (
-        {"rules": [BASE[0], Rule("/login", "5/minute", shadow=True, name="login")]},
-        {"login": ["5/1m by address, /login", "5/1m by address, /login, in shadow"]},
-    ),
-    "a function": (
-        {"rules": [BASE[0], Rule("/login", lambda request: "5/minute", name="login")]},
-        {"login": ["5/1m by address, /login", "limits of a function by address, /login"]},
-    ),
-    "one rule less": ({"rules": BASE[:1]}, {"login": ["5/1m by address, /login", ""]}),
+    "in shadow": (login(shadow=True), {"login": [LOGIN, f"{LOGIN}, in shadow"]}),
+    "a function": (login(lambda request: "5/m"), {"login": [LOGIN, "limits of a function by address, /login"]}),
+    "one rule less": ({"rules": BASE[:1]}, {"login": [LOGIN, ""]}),
     "a policy more": ({"rules": BASE, "bans": BanPolicy(name="abuse")}, {"abuse": ["", "ban by address"]}),
-    "another path": (
-        {"rules": [BASE[0], Rule("/log-in", "5/minute", name="login")]},
-        {"login": ["5/1m by address, /login", "5/1m by address, /log-in"]},
-    ),
-    "a list": (
-        {"rules": BASE, "blocklist": Networks(["192.0.2.0/24"])},
-        {"blocklist": ["", "blocklist, ranges: 1"]},
-    ),
+    "another path": (login(path="/log-in"), {"login": [LOGIN, "5/1m by address, /log-in"]}),
+    "a list": ({"rules": BASE, "blocklist": Networks(["::1"])}, {"blocklist": ["", "blocklist, ranges: 1"]}),
     "other networks": (
         {"rules": BASE, "client": client_ip(ipv4_prefix=24)},
         {
-            "api": ["9/1m by address", "9/1m by address /24 and /64"],
-            "login": ["5/1m by address, /login", "5/1m by address /24 and /64, /login"],
+            "api": [ALL, f"{ALL} /24 and /64"],
+            "login": [LOGIN, "5/1m by address /24 and /64, /login"],
             "client": ["client by address", "client by address /24 and /64"],
         },
     ),
     "of another name": (
         {"rules": BASE, "name": "outer"},
         {
-            "api": ["9/1m by address", ""],
-            "login": ["5/1m by address, /login", ""],
-            "outer:api": ["", "9/1m by address"],
-            "outer:login": ["", "5/1m by address, /login"],
-            "client": ["client by address", ""],
-            "outer:client": ["", "client by address"],
+            name: texts
+            for rule, text in {"api": ALL, "login": LOGIN, "client": "client by address"}.items()
+            for name, texts in {rule: [text, ""], f"outer:{rule}": ["", text]}.items()
         },
     ),
 }
@@ -89,8 +75,5 @@ async def test_a_tool_that_uses_no_rule_shows_those_of_all_workers() -> None:
     app = RateLimitMiddleware(hello, limiter=limiter_on(rows), rules=BASE)
     await app.limiter.engine.workers.write(1.0)
     published = await limiter_on(rows).published()
-    assert [(row.name, row.does) for row in rule_rows(published)] == [
-        ("api", "9/1m by address"),
-        ("login", "5/1m by address, /login"),
-    ]
+    assert [(row.name, row.does) for row in rule_rows(published)] == [("api", ALL), ("login", LOGIN)]
     assert rule_rows([]) == []
