@@ -29,7 +29,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 import slidegate as package
-from slidegate import Limiter, RateLimitMiddleware, Rule, header
+from slidegate import Limiter, RateLimitMiddleware, header
 from slidegate.core import SharedRow
 from slidegate.limiter import engine
 from slidegate.limiter.workers import WORKERS as LIVING
@@ -39,7 +39,7 @@ from slidegate.ops.rows import span_of
 from slidegate.ops.statistics import Statistics
 from slidegate.ops.stats_rows import WORKERS as STATISTICS_OF
 
-from ...asgi import PEER, hello, page, statuses
+from ...asgi import PEER, page, statuses
 from ...contract.player import settle
 from ...redis_servers import needs_redis, until
 from ...web import frameworks
@@ -375,18 +375,6 @@ class Terminal:
             return ", ".join(str(decision.reason) for decision in decided)
 
         return use_store(self.url, hit)
-
-    def _requests(self, rule: str, times: str) -> str:
-        """Send requests to a worker that starts and ends."""
-
-        async def send(limiter: Limiter) -> str:
-            name, _, limits = rule.partition("=")
-            app = RateLimitMiddleware(hello, rules=[Rule("*", limits, name=name)], limiter=limiter)
-            await limiter.overrides()
-            await limiter.reset(PEER)
-            return " ".join(map(str, await statuses(app, int(times))))
-
-        return use_store(self.url, send)
 
     def _worker(self, rules: str, times: str, method: str = "GET", path: str = "/", observer: str = "") -> str:
         """Send requests to a worker with the rules of a file, and kill it: what it has published stays for a minute."""
