@@ -18,25 +18,13 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limit,
-    Limiter,
-    MemoryStore,
-    Networks,
-    Quota,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-    everyone,
-    header,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
+from slidegate.core import ConfigurationError, Limit, Quota
 from slidegate.ops.explain import Facts, facts_of
 from slidegate.ops.facts import EVERY, Fact, Verdict
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
+from slidegate.web.keys import everyone
 
 from ..asgi import call, page
 from ..redis_servers import needs_redis

@@ -5,26 +5,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-    cookie,
-    everyone,
-    header,
-    mcp_tool,
-    query,
-    user,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule, client_ip, header, mcp_tool
 from slidegate.ops.explain import facts_of
 from slidegate.ops.facts import Verdict
 from slidegate.ops.kinds import beginnings_of
 from slidegate.ops.readers import where_banned
 from slidegate.ops.rows import key_of
-from slidegate.web.keys import combine
+from slidegate.web.keys import combine, cookie, everyone, query, user
 
 from ..asgi import PEER, call, hello, statuses
 

@@ -78,12 +78,7 @@ async def test_the_line_of_any_incident_is_that_of_the_rows_below_it(incident: A
         patch.setattr("slidegate.ops.dashboard.service.time", lambda: clock.now_us / 1_000_000)
         limiter = Limiter(MemoryStore(clock=clock, wall_clock=clock))
         service = Service(limiter)
-        options: dict[str, Any] = {
-            "rules": RULES,
-            "client": client_ip(trusted=[f"{MANY[1]}/32"]),
-            "limiter": limiter,
-        }
-        app = RateLimitMiddleware(hello, **options)
+        app = RateLimitMiddleware(hello, rules=RULES, client=client_ip(trusted=[f"{MANY[1]}/32"]), limiter=limiter)
         for client, path, times in visits:
             await statuses(app, times, path, client=(client, 1), headers={"x-api-key": client})
         await Statistics.of(limiter).publish()
