@@ -347,9 +347,7 @@ ZONES = st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu", "America/St_J
 @given(st.sampled_from([*STARTS]).flatmap(lambda unit: st.tuples(st.just(unit), STARTS[unit])), ZONES, st.booleans())
 @example(("day", None), "Europe/Berlin", False)
 @example(("day", "06:00"), "UTC", True)
-def test_the_quota_of_a_rule_is_read_in_its_zone_from_its_start(
-    period: tuple[str, Any], zone: str, is_changed: bool
-) -> None:
+def test_a_quota_is_read_in_its_zone_from_its_start(period: tuple[str, Any], zone: str, is_changed: bool) -> None:
     """A worker counts it in the window of its zone and start, also after a change, whose text names neither."""
     unit, starts = period
 
@@ -405,9 +403,7 @@ async def test_units_that_workers_have_leased_may_let_requests_pass_where_the_wi
     await tool.close()
 
 
-async def test_the_ban_of_an_operator_refuses_its_addresses_where_somebody_knows_them(
-    tmp_path: Path,
-) -> None:
+async def test_the_ban_of_an_operator_refuses_its_addresses_where_somebody_knows_them(tmp_path: Path) -> None:
     """A command has no file of operators: it cannot say whose an address is, but that some are banned."""
     store = new_store()
     limiter = Limiter(store, networks=[operators(tmp_path)])

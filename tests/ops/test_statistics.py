@@ -377,7 +377,7 @@ def listed(found: list[LoggedEvent]) -> str:
     return "\n".join(lines)
 
 
-def test_workers_count_write_and_show_as_the_text_says(
+def test_workers_are_as_the_text_says(
     texts: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def begin() -> Workers:
@@ -405,9 +405,7 @@ def test_a_limiter_has_one_statistics_of_its_requests_alone_which_lives_as_long(
     assert gone() is None
 
 
-def test_threads_lose_no_request_and_write_at_the_end_and_series_are_bounded(
-    rows: SharedRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_lose_no_request_and_series_are_bounded(rows: SharedRows, monkeypatch: pytest.MonkeyPatch) -> None:
     most, rounds = 60, 80
     monkeypatch.setattr(tally, "MAX_SERIES", most)
     (limiter, statistics), kinds = worker_of(rows), RecordingObserver()
@@ -710,9 +708,7 @@ async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) ->
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 40), st.integers(MAX_CLIENTS // 2, 3 * MAX_CLIENTS), st.sampled_from(["client", "key"]))
-def test_a_busy_client_and_a_refused_one_are_found_among_any_number_of_others(
-    requests: int, others: int, of: str
-) -> None:
+def test_a_busy_client_and_a_refused_one_are_found_among_many(requests: int, others: int, of: str) -> None:
     _, statistics = worker_of(SharedRows())
     for number in range(others):
         if number % (others // requests) == 0:

@@ -170,9 +170,7 @@ def test_a_table_has_one_printable_line_for_each_row(rows: list[tuple[str, objec
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", frameworks.STACKS)
-def test_middleware_in_or_around_a_framework_is_found(
-    name: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_middleware_in_a_framework_is_found(name: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def codes(make: Callable[[], Any]) -> list[str]:
         """Return the codes of the findings of an application that a function of a module makes."""
         module: Any = ModuleType("tests_served")
@@ -194,7 +192,7 @@ def test_middleware_in_or_around_a_framework_is_found(
         assert codes(lambda: apps.limited(make())) == []
 
 
-def test_a_store_of_another_user_is_an_unusable_store(
+def test_a_store_of_another_user_is_unusable(
     lmdb_store: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = os.open
@@ -226,9 +224,7 @@ def page_log() -> str:
 
 
 @pytest.mark.parametrize("command", ["simulate", "suggest"])
-def test_the_page_shows_what_the_command_prints_after_a_few_seconds(
-    command: str, tmp_path: Path, slidegate: Command
-) -> None:
+def test_the_page_shows_what_the_command_prints_in_seconds(command: str, tmp_path: Path, slidegate: Command) -> None:
     page = (ROOT / "docs" / "guides" / "command.md").read_text("utf-8")
     shown = re.search(rf"^slidegate {command} access.log( ?[^\n]*)\n```\n\n```text\n([^`]*)```", page, re.MULTILINE)
     assert shown is not None

@@ -224,7 +224,7 @@ async def test_a_failed_store_is_told_without_its_password(clock: FakeClock, cap
     assert not [one for one in shown if secret in f"{one} {one!r}" or TOKEN in f"{one} {one!r}"]
 
 
-async def test_failure_says_nothing_of_its_cause_and_the_log_says_why(
+async def test_a_failure_says_its_cause_in_the_log_alone(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*given: Any, **more: Any) -> None:
@@ -264,9 +264,7 @@ async def read(site: Site, path: str, **query: str) -> Any:
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-async def test_statistics_count_the_requests_of_the_application_and_rates_are_over_the_time_that_was_seen(
-    window: str, site: Site
-) -> None:
+async def test_statistics_count_requests_and_rates_are_over_the_time_that_was_seen(window: str, site: Site) -> None:
     await site.visit(times=23)
     found = await read(site, "statistics", window=window)
     total, rule = found["total"], found["rules"]["all"]
@@ -338,9 +336,7 @@ FALLBACK = "7919/13m"
 
 
 @pytest.mark.parametrize("where", ["rule", "shadow", "default_limits", "endpoint"])
-async def test_the_fallback_of_a_function_is_shown_nowhere_as_the_limits_of_a_client(
-    where: str, clock: FakeClock
-) -> None:
+async def test_the_fallback_of_a_function_is_nowhere_the_limit_of_a_client(where: str, clock: FakeClock) -> None:
     def plan(request: Request) -> str:
         return "600/minute"
 
@@ -386,9 +382,7 @@ OPERATIONS.append(("DELETE", "limits"))
     st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3),
     JSON.filter(lambda body: body is not None) | st.dictionaries(st.sampled_from(NAMES), JSON | VALUES, max_size=4),
 )
-async def test_whatever_is_sent_gets_an_answer_or_a_sentence(
-    operation: tuple[str, str], query: dict[str, str], body: Any
-) -> None:
+async def test_whatever_is_sent_gets_an_answer(operation: tuple[str, str], query: dict[str, str], body: Any) -> None:
     method, name = operation
     if method in ("PUT", "POST"):
         status, found = await Site().ask(method, name, body)
@@ -458,9 +452,7 @@ SPELLED = ("2001:db8::1", "2001:0DB8:0::1", "2001:db8::1/128", "203.0.113.9", ":
 @pytest.mark.parametrize("ipv6_prefix", [48, 64, 96, 128])
 @pytest.mark.parametrize("ipv4_prefix", [24, 32])
 @pytest.mark.parametrize("typed", SPELLED)
-async def test_a_client_is_found_as_its_middleware_counts_it(
-    ipv4_prefix: int, ipv6_prefix: int, typed: str, clock: FakeClock
-) -> None:
+async def test_a_client_is_found_as_counted(ipv4_prefix: int, ipv6_prefix: int, typed: str, clock: FakeClock) -> None:
     prefixes = client_ip(ipv4_prefix=ipv4_prefix, ipv6_prefix=ipv6_prefix)
     site = Site(clock, middleware={"client": prefixes, "rules": [Rule("*", "20/minute", name="all")]})
     await site.visit(times=3, client=typed.removesuffix("/128"))
@@ -551,9 +543,7 @@ def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("view", [*VIEWS, "?rule=all", "?rule=tighter", "clients?key=198.51.100.0"])
-async def test_a_view_asks_the_store_as_few_questions_whoever_has_sent_requests(
-    view: str, site: Site, asked: list[str]
-) -> None:
+async def test_a_view_asks_few_questions_whoever_has_sent_requests(view: str, site: Site, asked: list[str]) -> None:
     numbers = []
     for clients in (1, 60):
         for number in range(clients):
@@ -657,7 +647,7 @@ def drawn(curve: chart.Curve) -> tuple[list[float], ET.Element, list[float]]:
 
 
 @given(STEPS, STEP_S)
-def test_curve_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the_order_of_the_legend(
+def test_a_curve_is_well_formed_in_its_place_and_stacked_as_the_legend_says(
     steps: list[Traffic], step_s: float
 ) -> None:
     done = steps[:-1] if step_s == 5.0 else steps
@@ -681,9 +671,7 @@ def test_curve_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the
 
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("passed", ["1s", "20s", "50s"])
-async def test_curve_of_any_window_shows_all_requests_that_its_tile_counts(
-    window: str, passed: str, site: Site
-) -> None:
+async def test_a_curve_shows_all_requests_that_its_tile_counts(window: str, passed: str, site: Site) -> None:
     """But those of the running five seconds, most of which are not written yet."""
     for _ in range(3):
         await site.visit(times=4)

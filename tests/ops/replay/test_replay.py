@@ -139,7 +139,7 @@ AGENTS = st.sampled_from(["curl/8", "-", '\\"] \\"GET / HTTP/1.1\\" 200', "{}", 
 
 
 @given(prefix=PREFIXES, address=ADDRESSES, user=IDENT_AND_USER, agent=AGENTS)
-def test_a_client_is_the_same_whatever_stands_around_its_address(
+def test_a_client_is_the_same_whatever_is_around_it(
     prefix: str, address: tuple[str, str], user: str, agent: str
 ) -> None:
     written, client = address
@@ -215,7 +215,7 @@ def line(second: float, client: str = "203.0.113.7", path: str = "/") -> str:
 
 
 @given(seconds=st.lists(st.integers(0, 50), max_size=80), buffered=st.integers(1, 30), files=st.integers(1, 3))
-def test_records_within_the_buffer_are_sorted_and_none_is_lost(
+def test_records_in_the_buffer_are_sorted(
     seconds: list[int], buffered: int, files: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("order")
@@ -414,9 +414,7 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
     return AccessRecord(at_us, client, "GET", path, 200)._replace(**more)
 
 
-def test_numbers_are_shown_lines_read_and_records_replayed_as_the_text_says(
-    texts: Callable[..., None], tmp_path: Path
-) -> None:
+def test_numbers_lines_and_records_are_as_the_text_says(texts: Callable[..., None], tmp_path: Path) -> None:
     shown = {function.__name__: function for function in (count, hello, ms, rate, share, span, span_of)}
     names = {**globals(), **shown, "DIR": tmp_path, "run": asyncio.run}
 
