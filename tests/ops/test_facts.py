@@ -366,16 +366,6 @@ async def test_a_changed_limit_is_read_in_the_window_in_code(limit: Limit, text:
     assert (row.window.limit.same_window, row.window.used, row.window.remaining) == (limit.same_window, 2, 5)
 
 
-async def test_all_windows_are_read_in_one_question() -> None:
-    situation = await play([(["all", "pair", "wide", "service"], ["default limits"]), (["login"], [])], [])
-    asked = []
-    inspect = situation.store.inspect
-    situation.store.inspect = lambda checks: asked.append(len(checks)) or inspect(checks)  # type: ignore[method-assign]
-    await facts_of(Limiter(situation.store), CLIENT)
-    (checks,) = asked
-    assert checks > 6
-
-
 @needs_redis
 @pytest.mark.parametrize("kind", ["redis"])
 async def test_units_that_workers_have_leased_may_let_requests_pass_where_the_window_has_no_room(url: str) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 from hypothesis import given, settings
@@ -77,14 +76,13 @@ def refused(
     key: str = "",
     room: str = "",
     reason: Reason = Reason.LIMITED,
-    by: str = "",
     ban: str = "",
     **changes: Any,
 ) -> Outcome:
     """Return the outcome of a request that some rules have refused before a route was found; one may have had room."""
     (checks,) = checks_of(rules, key or client)
     readings = [(1, 1, 0, 0) if rule == room else (5, 1, 0, 1) for rule in rules] if reason is Reason.LIMITED else ()
-    maker = by or {Reason.BANNED: "abuse", Reason.BLOCKED: "blocklist"}.get(reason, "")
+    maker = {Reason.BANNED: "abuse", Reason.BLOCKED: "blocklist"}.get(reason, "")
     banned = Ban(ban or client, "", maker, 1, 0, None) if reason is Reason.BANNED else None
     refusal = Decision(False, reason, 0, checks, readings, by=maker, ban=banned)
     return replace(Outcome(client, [refusal], refusal, (), "(no route)", 429, False, 0, 1_000), **changes)
@@ -585,22 +583,6 @@ def test_a_loop_that_ends_while_counts_are_written_says_nothing_and_another_goes
     statistics.forget()
     gc.collect()
     assert caplog.messages == []
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_every_event_loop_reads_and_ends(backend: str) -> None:
-    async def serve() -> None:
-        limiter = Limiter()
-        statistics = Statistics.of(limiter)
-        for _ in range(PART + 1):
-            statistics.request(PASSED)
-        assert (await statistics.read()).total.passed == PART + 1
-        statistics.request(PASSED)
-        await statistics.end()
-        assert (await statistics.read()).total.passed == PART + 2
-        await limiter.close()
-
-    anyio.run(serve, backend=backend)
 
 
 async def test_a_write_that_is_under_way_at_the_end_leaves_no_worker(rows: SharedRows) -> None:

@@ -34,6 +34,7 @@ from slidegate.ops.dashboard.service import WINDOWS, Service
 from slidegate.ops.dashboard.texts import grouped
 from slidegate.ops.statistics import EVERY_S, LoggedEvent, Statistics, Stats, Traffic
 from slidegate.ops.stats_rows import steps_of
+from slidegate.ops.tally import PART
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -250,6 +251,10 @@ def test_dashboard_works_under_trio_and_without_a_middleware() -> None:
             await site.page(view)
             assert (await call(alone, f"/{view}", headers={"authorization": basic(TOKEN)})).status == 200
         assert await changed(site)
+        await site.visit(times=PART + 2)
+        await Statistics.of(site.limiter).end()
+        found = (await Statistics.of(site.limiter).read()).total
+        assert (found.passed, found.refused) == (20, PART - 18)
 
     anyio.run(visit, backend="trio")
 
