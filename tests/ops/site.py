@@ -267,9 +267,11 @@ class Visitor:
         self._kept.append(RateLimitMiddleware.from_file(hello, file, limiter=self.site.limiter))
 
     async def _visit(self, path: str, *words: str) -> str:
+        """Send requests, and return their statuses if not all have passed."""
         more = dict(word.split("=", 1) for word in words)
         statuses = await self.site.visit(path, int(more.pop("times", "1")), more.pop("client", "203.0.113.9"), **more)
-        return ", ".join(f"{len([*same])} x {status}" for status, same in groupby(statuses))
+        counted = ", ".join(f"{len([*same])} x {status}" for status, same in groupby(statuses))
+        return "" if {*statuses} == {200} else counted
 
     async def _hit(self, key: str, limits: str, rule: str) -> None:
         await self.site.limiter.hit(key, limits, rule=rule)
