@@ -6,6 +6,7 @@ gets a free port in the place of the one that the page names, in what is typed a
 """
 
 import gzip
+import json
 import os
 import re
 import shlex
@@ -163,9 +164,6 @@ TOOLS: Final = (
 )
 MODULES: Final = ("slidegate", "uvicorn", "pytest", "hypercorn", "granian")
 """Commands that are `python -m` of the same name."""
-EVENT: Final = (
-    '{"kind": "refused", "time_us": 1700000000000000, "details": {"key": "203.0.113.7", "rule": "everybody"}}\n'
-)
 
 
 def typed(block: Block) -> str:
@@ -203,7 +201,9 @@ def fill(directory: Path) -> None:
     lines = (ROOT / "examples" / "demo" / "sample.log").read_bytes().splitlines(keepends=True)
     (work / "access.log").write_bytes(b"".join(lines[500:1500]))
     (work / "access.log.1.gz").write_bytes(gzip.compress(b"".join(lines[:500])))
-    (work / "events.jsonl").write_text(EVENT, encoding="utf-8")
+    details = {"key": "203.0.113.7", "rule": "everybody"}
+    event = {"kind": "refused", "time_us": 1_700_000_000_000_000, "details": details}
+    (work / "events.jsonl").write_text(f"{json.dumps(event)}\n", encoding="utf-8")
     for block in blocks((ROOT / "README.md").read_text("utf-8")):
         if block.mark == "file":
             (work / block.value).write_text(block.code, encoding="utf-8")

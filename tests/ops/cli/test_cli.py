@@ -307,13 +307,19 @@ class Terminal:
             words = words[:-2]
         return self._shown(self.slidegate(*words))
 
+    def _each(self, *lines: str) -> str:
+        """Run several commands, and show what each says on a line behind its exit code."""
+        shown = []
+        for command in lines:
+            ended = self.slidegate(*shlex.split(command))
+            shown.append(f"{ended.code} {self._shown(Ended(0, ended.out, ended.err)).removeprefix('! ')}")
+        return "\n".join(shown)
+
     def _check(self, *names: str) -> str:
-        """Check applications of the tests, or what functions of theirs return; show what is said behind the code."""
-        ends = []
-        for name in names:
-            more = ["--factory"] if name.endswith("()") else []
-            ends.append(self.slidegate("check", f"tests.ops.cli.apps:{name.removesuffix('()')}", *more))
-        return "".join(f"{end.code} {end.out}{end.err}" for end in ends)
+        """Check applications of the tests, or what functions of theirs return."""
+        lines = [f"check tests.ops.cli.apps:{name.removesuffix('()')}" for name in names]
+        factories = [" --factory" * name.endswith("()") for name in names]
+        return self._each(*map("".join, zip(lines, factories, strict=True)))
 
     def _file(self, *lines: str) -> str:
         self._write("slidegate.toml", *lines)
