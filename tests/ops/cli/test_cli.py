@@ -309,17 +309,12 @@ class Terminal:
 
     def _each(self, *lines: str) -> str:
         """Run several commands, and show what each says on a line behind its exit code."""
-        shown = []
-        for command in lines:
-            ended = self.slidegate(*shlex.split(command))
-            shown.append(f"{ended.code} {self._shown(Ended(0, ended.out, ended.err)).removeprefix('! ')}")
-        return "\n".join(shown)
+        ends = [self.slidegate(*shlex.split(line)) for line in lines]
+        return "\n".join(f"{end.code} {self._shown(end._replace(code=0)).removeprefix('! ')}" for end in ends)
 
     def _check(self, *names: str) -> str:
         """Check applications of the tests, or what functions of theirs return."""
-        lines = [f"check tests.ops.cli.apps:{name.removesuffix('()')}" for name in names]
-        factories = [" --factory" * name.endswith("()") for name in names]
-        return self._each(*map("".join, zip(lines, factories, strict=True)))
+        return self._each(*[f"check tests.ops.cli.apps:{name}".replace("()", " --factory") for name in names])
 
     def _file(self, *lines: str) -> str:
         self._write("slidegate.toml", *lines)
