@@ -296,7 +296,7 @@ def test_two_limiters_need_two_registries(directory: str, tmp_path: Path, monkey
     PrometheusMetrics(second, registry=registry).close()
 
 
-async def test_shared_gauges_are_set_in_time_and_after_all_requests(
+async def test_shared_gauges_are_set_every_five_seconds_and_after_the_last_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = VirtualTime()
@@ -359,7 +359,7 @@ async def series() -> dict[str, dict[str, set[str]]]:
 
 
 @pytest.mark.parametrize("expression", [*EXPRESSIONS, *OF_ALERTS])
-async def test_an_expression_reads_counters_as_rates_and_has_known_labels(
+async def test_an_expression_has_labels_and_values_that_exist_and_reads_counters_as_rates_and_gauges_as_they_are(
     expression: str, series: dict[str, dict[str, set[str]]]
 ) -> None:
     (metric, *others) = dict.fromkeys(METRIC.findall(expression))

@@ -375,7 +375,7 @@ def listed(found: list[LoggedEvent]) -> str:
     return "\n".join(lines)
 
 
-def test_workers_are_as_the_text_says(
+def test_workers_count_write_and_show_as_the_text_says(
     texts: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def begin() -> Workers:

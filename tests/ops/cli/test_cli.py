@@ -192,7 +192,7 @@ def test_a_middleware_in_a_framework_is_found(name: str, slidegate: Command, mon
         assert codes(lambda: apps.limited(make())) == []
 
 
-def test_a_store_of_another_user_is_unusable(
+def test_a_store_of_another_user_is_an_unusable_store(
     lmdb_store: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = os.open

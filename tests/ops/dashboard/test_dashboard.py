@@ -225,7 +225,7 @@ async def test_a_failed_store_is_told_without_its_password(clock: FakeClock, cap
     assert not [one for one in shown if secret in f"{one} {one!r}" or TOKEN in f"{one} {one!r}"]
 
 
-async def test_a_failure_says_its_cause_in_the_log_alone(
+async def test_failure_says_nothing_of_its_cause_and_the_log_says_why(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*given: Any, **more: Any) -> None:
@@ -652,7 +652,7 @@ def drawn(curve: chart.Curve) -> tuple[list[float], ET.Element, list[float]]:
 
 
 @given(STEPS, STEP_S)
-def test_a_curve_is_well_formed_in_its_place_and_stacked_as_the_legend_says(
+def test_curve_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the_order_of_the_legend(
     steps: list[Traffic], step_s: float
 ) -> None:
     done = steps[:-1] if step_s == 5.0 else steps

@@ -138,7 +138,7 @@ AGENTS = st.sampled_from(["curl/8", "-", '\\"] \\"GET / HTTP/1.1\\" 200', "{}", 
 
 
 @given(prefix=PREFIXES, address=ADDRESSES, user=IDENT_AND_USER, agent=AGENTS)
-def test_a_client_is_the_same_whatever_is_around_it(
+def test_a_client_is_the_same_whatever_stands_around_its_address(
     prefix: str, address: tuple[str, str], user: str, agent: str
 ) -> None:
     written, client = address
@@ -214,7 +214,7 @@ def line(second: float, client: str = "203.0.113.7", path: str = "/") -> str:
 
 
 @given(seconds=st.lists(st.integers(0, 50), max_size=80), buffered=st.integers(1, 30), files=st.integers(1, 3))
-def test_records_in_the_buffer_are_sorted(
+def test_records_within_the_buffer_are_sorted_and_none_is_lost(
     seconds: list[int], buffered: int, files: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("order")
