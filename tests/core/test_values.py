@@ -5,12 +5,11 @@ values.txt has each expression with its value, as a reader would say it; ``x = .
 
 import re
 import zoneinfo
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from struct import iter_unpack, unpack
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -19,14 +18,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limit, MemoryStore, Quota, parse_limits
-from slidegate.core import NEVER, OPEN, Bucket, Concurrency, Networks, Reason, WindowState, parse_address
+from slidegate.core import NEVER, Bucket, Networks, Reason, WindowState, parse_address
 from slidegate.core.addresses import format_network
 from slidegate.core.bans.policy import may_ban
-from slidegate.core.calendar import Anchor, Calendar, Unit
-from slidegate.core.counters import ENTRY, PermitCounter, apart, entry, in_force
+from slidegate.core.calendar import Anchor, Calendar
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
 from slidegate.core.memo import key_bytes, remember
-from slidegate.core.ring import MAX_UNITS, expires_us
+from slidegate.core.ring import MAX_UNITS
 from slidegate.testing import FakeClock
 
 from ..contract.programs import DAY_US, MINUTE_US, SECOND_US, YEAR_2100_US, Choices, drawn
@@ -34,30 +32,6 @@ from ..hurry import at_once
 
 ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".bans.rows", ".bans.strikes", ".errors", ".logs")
 MODULES = [import_module(f"slidegate.core{room}") for room in ROOMS]
-
-
-EXACT = Limit(3, "10s")
-SLICED = Limit(100, "10s", resolution=10)
-
-
-def spent(limit: Limit, *charges: tuple[int, int], ring: bytes = b"") -> bytes:
-    for now_us, units in charges:
-        ring, state = limit.counter.spend(ring, now_us, units)
-        assert state[3] == 0
-    return ring
-
-
-def shown(ring: bytes) -> str:
-    """Return the numbers of a ring: its units, those of the newest moment, that moment, the oldest, and the others."""
-    return "empty" if not ring else f"{unpack('<IIqq', ring[:24])} {[*iter_unpack('<qI', ring[24:])]}"
-
-
-def period(unit: Unit, zone: str, at: str, **anchor: int) -> str:
-    """Return when the period of a moment starts and ends, by the clocks of its zone."""
-    at_us = round(datetime.fromisoformat(at).timestamp() * 1e6)
-    found = Calendar(unit, Anchor(**anchor), ZoneInfo(zone)).period_at(at_us)
-    times = (datetime.fromtimestamp(us / 1e6, ZoneInfo(zone)).isoformat() for us in (found.start_us, found.end_us))
-    return " to ".join(times)
 
 
 def addresses(texts: str) -> str:
@@ -98,9 +72,9 @@ A_DAY = Quota("5/day").counter_by(lambda: 1_735_686_000_000_000)
 """An hour before the new year of 2025."""
 NAMES = {name: value for module in MODULES for name, value in vars(module).items() if not name.startswith("_")}
 NAMES |= {
-    **{one.__name__: one for one in (shown, spent, period, addresses, tightest, decided, parts, bannable)},
+    **{one.__name__: one for one in (addresses, tightest, decided, parts, bannable)},
     **{one.__name__: one for one in (timedelta, datetime, FakeClock, MemoryStore, remember, key_bytes)},
-    **{"EXACT": EXACT, "SLICED": SLICED, "MAX_UNITS": MAX_UNITS, "expires_us": expires_us, "A_DAY": A_DAY},
+    **{"MAX_UNITS": MAX_UNITS, "A_DAY": A_DAY},
 }
 
 
@@ -163,24 +137,17 @@ def test_equal_limits_hash_equal(one: Limit, other: Limit) -> None:
     assert (one == other) is same
 
 
-@given(any_limits())
-def test_slices_cover_the_window_and_are_no_more_than_asked_for(limit: Limit) -> None:
-    assert limit.slice_us >= 10
-    assert limit.slices <= limit.resolution
-    assert limit.window_us <= limit.slices * limit.slice_us < limit.window_us + limit.slice_us
-    assert (limit.slices + 1) * limit.slice_us < limit.window_us + 2 * limit.slice_us
-
-
 def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None:
-    assert len(spent(SLICED, (5, 1))) == 24
-    ring = b""
+    exact, sliced = Limit(3, "10s"), Limit(100, "10s", resolution=10)
+    ring, _ = sliced.counter.charge(b"", 5, 1)
+    assert len(ring) == 24
     for step in range(10_000):
-        ring, _ = SLICED.counter.charge(ring, step * 100_000, 1)
+        ring, _ = sliced.counter.charge(ring, step * 100_000, 1)
     assert len(ring) <= 24 + 12 * 11
     for step in range(10_000):  # debts of an exact limit are moments without end
-        ring, _ = EXACT.counter.charge(ring, 10**9 + step, 1)
-    assert len(ring) <= 24 + 12 * 2 * EXACT.resolution
-    assert EXACT.counter.spend(ring, 10**9 + 10_000, 1)[1][3] == 10 * SECOND_US - 3
+        ring, _ = exact.counter.charge(ring, 10**9 + step, 1)
+    assert len(ring) <= 24 + 12 * 2 * exact.resolution
+    assert exact.counter.spend(ring, 10**9 + 10_000, 1)[1][3] == 10 * SECOND_US - 3
 
 
 def test_without_a_time_zone_database_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,63 +178,6 @@ def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:
     while store.hit(checks):
         admitted += 1
     assert admitted == 300
-
-
-WORKERS = (b"worker 1", b"worker 2", b"worker 3")
-LEASE_US = 10
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(("spend", "undo", "charge", "remove", "renew")),
-        st.sampled_from(WORKERS),
-        st.integers(0, 4),
-        st.integers(0, 6),
-    ),
-    max_size=30,
-)
-
-
-@given(st.integers(1, 6), STEPS)
-def test_a_worker_changes_its_entry_until_it_ends(amount: int, steps: Sequence[tuple[str, bytes, int, int]]) -> None:
-    """Compare the bytes with numbers by worker: (until, units)."""
-    limit, window, now_us = Concurrency(amount), b"", 0
-    model: dict[bytes, tuple[int, int]] = {}
-    for what, worker, units, later_us in steps:
-        now_us += later_us
-        until_us = now_us + LEASE_US
-        counter = PermitCounter(limit, worker, until_us)
-        model = {name: (end_us, held) for name, (end_us, held) in model.items() if end_us > now_us and held}
-        spent, own = sum(held for _, held in model.values()), model.get(worker, (0, 0))[1]
-        before = dict(model)
-        match what:
-            case "spend" | "undo":
-                window, state = counter.spend(window, now_us, units)
-                has_room = spent + max(units, 1) <= amount
-                assert state[3] == (0 if has_room else NEVER if max(units, 1) > amount else OPEN)
-                if has_room:
-                    model[worker] = until_us, own + units
-                assert state[:3] == (spent + units * has_room, 0, 0)
-                if what == "undo" and has_room:
-                    window = counter.undo(window, units)
-                    model[worker] = until_us, own
-            case "charge":
-                window, kept = counter.charge(window, now_us, units)
-                assert kept == units
-                model[worker] = until_us, own + units
-            case "remove":
-                left = counter.remove(window, now_us, 0, units)
-                assert (left is None) is (not min(units, own))
-                window = in_force(window, now_us) if left is None else left
-                model[worker] = (until_us, own - min(units, own)) if left is not None else before.get(worker, (0, 0))
-            case "renew":
-                window = apart(window, worker, now_us)[0] + entry(worker, until_us, units)
-                model[worker] = until_us, units
-        expected = {name: entry for name, entry in model.items() if entry[1]}
-        assert {name: (end_us, held) for name, end_us, held in ENTRY.iter_unpack(window)} == expected
-        own = expected.get(worker, (0, 0))[1]
-        taken = sum(held for _, held in expected.values())
-        assert apart(window, worker)[1:] == (taken, own)
-        assert counter.state(window, now_us, 5) == (taken, 0, 0, 5)
-        assert limit.expires_us(window) == max((end_us for end_us, _ in expected.values()), default=0)
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

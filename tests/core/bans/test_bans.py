@@ -3,7 +3,7 @@
 import ipaddress
 import json
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -15,76 +15,9 @@ from slidegate import BanPolicy, ConfigurationError, Networks
 from slidegate.core import Ban, parse_address
 from slidegate.core.addresses import format_network, parse_network
 from slidegate.core.bans.networks import BannedNetworks
-from slidegate.core.bans.policy import MAX_EXACT
 from slidegate.core.bans.rows import HEADER, from_rows
-from slidegate.core.bans.strikes import Level, next_ban
-from slidegate.core.ring import entries
 
-from ...contract.programs import DAY_US, HOUR_US, SECOND_US
-
-
-class Struck:
-    """The strikes of a key under a policy, counted as stores count them."""
-
-    def __init__(self, policy: BanPolicy) -> None:
-        self.policy = policy
-        self.window = b""
-
-    def strike(self, now_us: int, weight: int) -> bool:
-        """Return whether a ban is due."""
-        counter = self.policy.strikes.limits[0].counter
-        self.window, _ = counter.charge(self.window, now_us, weight)
-        return counter.state(self.window, now_us)[0] >= self.policy.after.amount
-
-
-@pytest.mark.parametrize("after", ["1/minute", "64/minute", "65/minute", "100000/minute"])
-def test_no_flood_of_strikes_makes_a_window_large(after: str) -> None:
-    struck = Struck(BanPolicy(after))
-    for number in range(3_000):
-        struck.strike(number * 40_009, 1 + number % 3)
-        assert len(list(entries(struck.window))) <= 2 * MAX_EXACT + 2
-
-
-@pytest.mark.parametrize("amount", [65, 100, 1_000])
-@given(
-    st.lists(st.tuples(st.sampled_from([0, 1, 999_999, 10**6, 3 * 10**6]), st.integers(1, 40)), max_size=60),
-    st.integers(0, 10**9),
-)
-def test_many_strikes_ban_at_most_a_slice_late(amount: int, blows: list[tuple[int, int]], now_us: int) -> None:
-    struck, plain = Struck(BanPolicy(f"{amount}/64s", "1s", factor=1)), list[tuple[int, int]]()
-    for pause_us, weight in blows:
-        now_us += pause_us
-        plain.append((now_us, weight))
-        due = struck.strike(now_us, weight)
-        in_window = sum(weight for at_us, weight in plain if at_us > now_us - 64 * SECOND_US)
-        surely = sum(weight for at_us, weight in plain if at_us > now_us - 63 * SECOND_US)
-        assert due <= (in_window >= amount)
-        assert due >= (surely >= amount)
-        if due:
-            struck, plain, now_us = Struck(struck.policy), [], now_us + SECOND_US
-
-
-@pytest.mark.parametrize("amount", [3, 64, 100])
-@given(st.lists(st.tuples(st.integers(-(10**9), 10**9), st.integers(1, 3)), max_size=60))
-def test_no_step_of_the_clock_bans_too_early(amount: int, blows: list[tuple[int, int]]) -> None:
-    policy, now_us, weights = BanPolicy(f"{amount}/minute"), 10**12, 0
-    struck = Struck(policy)
-    for step_us, weight in blows:
-        now_us += step_us
-        due = struck.strike(now_us, weight)
-        weights += weight
-        assert not due or weights >= amount
-        assert all(at_us <= now_us + SECOND_US for at_us, _ in entries(struck.window)), "at most to the end of a slice"
-        if due:
-            struck, weights = Struck(policy), 0
-
-
-@given(st.integers(1, 30), st.integers(-DAY_US, 40 * HOUR_US))
-def test_each_time_that_forgives_since_the_end_of_a_ban_is_one_level_down(before: int, later_us: int) -> None:
-    policy = BanPolicy("2/minute", "10m", forgive="1h")
-    level = Level(before, DAY_US, DAY_US + before * HOUR_US)
-    made, _ = next_ban(policy, "ann", "why", level, DAY_US + later_us)
-    assert made.level == max(before - max(later_us, 0) // HOUR_US, 0) + 1
+from ...contract.programs import HOUR_US
 
 
 @pytest.mark.parametrize("factor", [1, 1.0, 1.1, 1.5, 4, 1_000])
@@ -98,14 +31,6 @@ def test_every_ladder_ends_and_never_goes_down(factor: float, duration: str, lon
 
 def ban(key: str, until_us: int | None = 100, since_us: int = 0) -> Ban:
     return Ban(key, "why", "abuse", 0, since_us, until_us)
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(8, 31)), max_size=8), st.integers(0, 2**32 - 1))
-def test_an_address_is_in_the_networks_that_the_library_finds(drawn: list[tuple[int, int]], value: int) -> None:
-    keys = {format_network(4, first, prefix) for first, prefix in [*drawn, (value, 24)]}
-    bans = [ban(key) for key in (*keys, "203.0.113.7", "user:ann")]  # the last two refuse themselves alone
-    found = {one.key for one in BannedNetworks(bans).of((4, value))}
-    assert found == {key for key in keys if IPv4Address(value) in IPv4Network(key)}
 
 
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
