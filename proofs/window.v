@@ -12,7 +12,8 @@
                 back once, or neither. A request uses its units at once, a lease until the moment.
      rate       While a worker has a lease, its own clock goes at most a thousandth slower than the clock of the store,
                 and does not stand still: a virtual machine is not paused.
-     ring.py    counts what `spent` says. Random traces compare the two: tests/core/test_proof.py.
+     ring.py    counts what `spent` says, and so does the reference that random programs compare with each
+                store: `moment_us`, `leaves_us` and `spent` of tests/reference/model.py.
 
    What is proved:
 
