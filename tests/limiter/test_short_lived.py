@@ -25,15 +25,7 @@ def of_this_test() -> None:
     short_lived._latest.clear()
 
 
-async def a_new_one(request: Request) -> None:
-    assert await Limiter().hit("ann", "1/hour")
-
-
-async def by_address(request: Request) -> None:
-    assert await Limiter.from_url("memory://").hit("ann", "1/hour")
-
-
-async def a_block(request: Request) -> None:
+async def a_block() -> None:
     async with Limiter(MemoryStore()).limited("1/hour", key="ann"):
         pass
 
@@ -43,48 +35,34 @@ def of_tenant(name: str) -> Limiter:
     return Limiter()
 
 
-async def one_for_each_tenant(request: Request) -> None:
-    await of_tenant(request.url.path).hit("ann", "1/hour")
+AROUND = [Middleware(RateLimitMiddleware, limits="1/hour")]
+FOUND: list[Callable[[str], Awaitable[object]]] = [
+    lambda path: Limiter().hit("ann", "1/hour"),
+    lambda path: Limiter.from_url("memory://").hit("ann", "1/hour"),
+    lambda path: a_block(),
+]
+NOT_FOUND: list[Callable[[str], Awaitable[object]]] = [
+    lambda path: of_tenant(path).hit("ann", "1/hour"),
+    lambda path: call(RateLimitMiddleware(hello, limits="1/hour")),
+    lambda path: call(Starlette(routes=[Mount("/", Starlette(routes=[Route("/", page)], middleware=AROUND))])),
+    lambda path: call(hello),
+]
 
 
-async def a_middleware(request: Request) -> None:
-    await call(RateLimitMiddleware(hello, limits="1/hour"))
-
-
-async def an_application(request: Request) -> None:
-    mounted = Starlette(routes=[Route("/", page)], middleware=[Middleware(RateLimitMiddleware, limits="1/hour")])
-    await call(Starlette(routes=[Mount("/", mounted)]))
-
-
-async def nothing(request: Request) -> None: ...
-
-
-Use = Callable[[Request], Awaitable[None]]
-
-
-def serving(use: Use) -> Starlette:
-    async def endpoint(request: Request) -> PlainTextResponse:
-        await use(request)
-        return PlainTextResponse("page")
-
-    return Starlette(routes=[Route("/{tenant}", endpoint)])
-
-
-@pytest.mark.parametrize(
-    ("use", "is_found"),
-    [
-        *[(use, True) for use in (a_new_one, by_address, a_block)],
-        *[(use, False) for use in (one_for_each_tenant, a_middleware, an_application, nothing)],
-    ],
-)
+@pytest.mark.parametrize("use", [*FOUND, *NOT_FOUND])
 async def test_a_limiter_that_each_request_makes_is_found_once(
-    use: Use, is_found: bool, caplog: pytest.LogCaptureFixture
+    use: Callable[[str], Awaitable[object]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that stays, or is that of a middleware, is not."""
-    app = serving(use)
+
+    async def endpoint(request: Request) -> PlainTextResponse:
+        await use(request.url.path)
+        return PlainTextResponse("page")
+
+    app = Starlette(routes=[Route("/{tenant}", endpoint)])
     for number in range(9):
         await call(app, f"/{number}")
-        assert caplog.text.count("SG142") == (is_found and number > 2)
+        assert caplog.text.count("SG142") == (use in FOUND and number > 2)
 
 
 async def test_those_of_tests_and_of_lifespans_are_not(caplog: pytest.LogCaptureFixture) -> None:
