@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter
+from slidegate import Limiter
 from slidegate.core import Ban
 from slidegate.core.bans.rows import HEADER
 
@@ -15,7 +15,6 @@ MANY: Final = 2_000
 MOST_CALLS: Final = 4_000
 """How many functions one iteration of an event loop may call for it: these take about 4 ms."""
 NETWORKS: Final = 300
-BAN: Final = json.dumps(Ban("user:eve", "scan", "ann", 0, 0, None)._asdict())
 
 
 async def count_of(items: AsyncIterator[object]) -> int:
@@ -40,22 +39,3 @@ async def test_no_step_of_many_bans_holds_up_the_event_loop(url: str, calls: lis
             await asyncio.sleep(0)
             assert await way(*arguments) == MANY + (name == "export")
             assert max(calls) <= MOST_CALLS, name
-
-
-UNREADABLE: Final = {
-    "nothing": [],
-    "another version": ['{"slidegate": "bans", "version": 99}'],
-    "no header": ["{}"],
-    "a ban without fields": [json.dumps(HEADER), BAN, '{"key": "user:ann"}'],
-    "another object": [json.dumps(HEADER), BAN, '{"ban": "user:ann"}'],
-    "no JSON": [json.dumps(HEADER), BAN, "user:ann"],
-}
-
-
-@pytest.mark.parametrize("kind", ["memory", "lmdb", "redis"])
-async def test_a_file_with_a_line_that_cannot_be_read_changes_nothing(url: str) -> None:
-    async with Limiter.from_url(url, deadline="20s") as limiter:
-        for name, lines in UNREADABLE.items():
-            with pytest.raises(ConfigurationError, match=r"^bans"):
-                await limiter.import_bans(lines)
-            assert [ban async for ban in limiter.bans()] == [], name

@@ -397,19 +397,6 @@ def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monke
             job()
 
 
-async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_others_keep_theirs() -> None:
-    rows = Rows()
-    script, worker = Worker(rows), Worker(rows, "calm")
-    for limit, changeable in (("10/minute", True), ("10/hour", True), ("10/minute", False)):
-        configured = parse_one(limit)
-        worker.named.append(NamedLimit("several", configured.mutable_copy(), configured, limit, changeable))
-    for name, limit in (("apy", "5/minute"), ("calm", "500/hour"), ("several", "7/minute")):
-        await script.change(name, limit)
-    await worker.limiter.engine.refresher.refresh()
-    assert [one.limit.amount for one in worker.named] == [5, 7, 10, 10]
-    assert worker.observer.kinds == ["limit_overridden"]
-
-
 async def test_of_limits_of_one_name_each_amount_is_told() -> None:
     """Two middlewares have a rule of one name: these are two limits. Rules of one bucket are one limit."""
     limiter = Limiter(observers=[observer := RecordingObserver()])
@@ -591,17 +578,6 @@ def test_what_a_later_version_writes_besides_is_ignored(of_change: dict[str, Any
         assert worker.observer.kinds.count("secret_differs") == 1
 
     asyncio.run(play())
-
-
-async def test_a_change_of_a_later_version_in_another_form_fails_no_request(tmp_path: Path) -> None:
-    for number, (field, odd) in enumerate(ODD_FIELDS):
-        async with Limiter.from_url(f"lmdb://{tmp_path}/{number}?max_map_size={2**22}") as limiter:
-            row = json.dumps({**CHANGE_ROW, "name": "api", "limit": "6/minute", field: odd})
-            await limiter.keep_row(CHANGED_LIMITS, 0, row.encode(), 10**9)
-            rules = [Rule("*", "60/minute", name="api")]
-            app = RateLimitMiddleware(PlainTextResponse("ok"), limiter=limiter, rules=rules)
-            assert (await call(app)).headers["ratelimit"].startswith('"api";r=59;'), row
-            assert await limiter.overrides() == []
 
 
 def test_a_thread_with_an_older_read_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
