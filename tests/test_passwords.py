@@ -1,12 +1,9 @@
 """No message shows a password, in whatever wrong way an address is given; and objects that hide addresses are taken."""
 
-import asyncio
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,16 +17,12 @@ from pydantic import AnyUrl, RedisDsn, Secret, SecretBytes, SecretStr, TypeAdapt
 from starlette.datastructures import URL
 from starlette.datastructures import Secret as StarletteSecret
 
-import slidegate
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, StoreError
-from slidegate.core import Event, Store
+from slidegate.core import Event
 from slidegate.core.errors import quoted
 from slidegate.core.logs import logger
 from slidegate.dashboard import Dashboard
-from slidegate.httpx import LimitedTransport
 from slidegate.ops.cli import run
-from slidegate.otel import OtelMetrics
-from slidegate.prometheus import PrometheusMetrics
 from slidegate.stores.redis import RedisStore
 
 PASSWORD = "s3cretpw"
@@ -69,7 +62,7 @@ def objects_of(address: str) -> dict[str, Any]:
     }
 
 
-WRONG: dict[str, Any] = {
+ADDRESSES: dict[str, Any] = {
     **objects_of(ADDRESS),
     **{f"{name}, another scheme": value for name, value in objects_of(ADDRESS.replace("redis", "reddis")).items()},
     "without a scheme": f":{PASSWORD}@localhost:6379",
@@ -87,6 +80,7 @@ WRONG: dict[str, Any] = {
     "pool": redis.asyncio.ConnectionPool.from_url(ADDRESS),
     "blocking client": redis.Redis.from_url(ADDRESS),
 }
+"""Addresses in a wrong way; test_public_values.py gives them to every public name."""
 
 
 def shown_by(error: BaseException | None) -> str:
@@ -96,66 +90,6 @@ def shown_by(error: BaseException | None) -> str:
         said += f"{error} {error!r} {error.args!r} "
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return said
-
-
-def calls(made: Callable[..., Any], value: object) -> Iterator[Callable[[], Any]]:
-    """Yield calls that give a value for each parameter in turn; others that have no default get it, too."""
-    try:
-        parameters = [one for one in inspect.signature(made).parameters.values() if one.name not in ("self", "args")]
-    except (TypeError, ValueError):
-        parameters = []
-    needed = {one.name: value for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD}
-    for one in parameters:
-        yield partial(made, **{**needed, ("unknown" if one.kind is one.VAR_KEYWORD else one.name): value})
-    yield partial(made, value)
-
-
-METHODS = {
-    f"Limiter.{name}": getattr(Limiter(), name)
-    for name, _ in inspect.getmembers(Limiter, inspect.isfunction)
-    if not name.startswith("_") and name != "close"
-}
-OTHERS = {
-    "Limiter.from_url": Limiter.from_url,
-    "RedisStore": RedisStore,
-    "Dashboard": Dashboard,
-}
-OTHERS |= {"from_file": RateLimitMiddleware.from_file, "PrometheusMetrics": PrometheusMetrics}
-OTHERS |= {"OtelMetrics": OtelMetrics, "LimitedTransport": LimitedTransport}
-PLACES: dict[str, Callable[..., Any] | str] = {
-    **{name: getattr(slidegate, name) for name in slidegate.__all__ if callable(getattr(slidegate, name))},
-    **METHODS,
-    **OTHERS,
-    "LmdbStore": "slidegate.stores.lmdb:LmdbStore",  # imported where it is asked: not every Python has LMDB
-}
-NO_ADDRESSES = {
-    *(("LmdbStore", way) for way in ("with a user", "an assignment")),  # a directory, which is made by that name
-    *((name, way) for name in ("settle", "charge") for way in ("keywords", "TOML")),  # the units of a rule "password"
-    ("Limiter.inspect", "keywords"),  # the limits of one
-}
-LEFT_OUT = {"rate_limit_exceeded", "RateLimitExceeded"}
-"""What raises or repeats the user's own error."""
-
-
-@pytest.mark.parametrize("place", sorted(PLACES.keys() - LEFT_OUT))
-def test_no_message_shows_the_password_of_whatever_is_given_wherever(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    function = PLACES[place]
-    if isinstance(function, str):
-        function = resolve_name(function)
-    for way, value in WRONG.items():
-        for call in calls(function, value):
-            try:
-                made = call()
-                if inspect.isawaitable(made):
-                    made = asyncio.run(asyncio.wait_for(made, 30))
-                said = repr(made) if isinstance(made, Store | Limiter) else ""
-            except Exception as error:
-                said = shown_by(error)
-            assert (place, way) in NO_ADDRESSES or PASSWORD not in said, (way, call)
-    assert PASSWORD not in caplog.text
 
 
 NESTED = st.recursive(
