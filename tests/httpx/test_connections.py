@@ -134,21 +134,19 @@ async def test_while_a_request_waits_for_the_end_of_a_pause(made: Client, server
     assert (await waiting).status_code == 200
 
 
-async def test_when_what_it_waits_for_fails(made: Client) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [*((kind, StoreUnavailable) for kind in (*ASYNC, *SYNC)), *((kind, asyncio.CancelledError) for kind in ASYNC)],
+    ids=str,
+)
+async def test_when_what_it_waits_for_fails_or_it_is_cancelled(made: Client, ends: type[BaseException]) -> None:
     waiting = await made.begin()
     assert await made.get_free() == 200
-    await made.limiter.close()
-    with pytest.raises(StoreUnavailable):
-        await waiting
-    assert await made.get_free() == 200
-
-
-@pytest.mark.parametrize("kind", ASYNC, ids=str)
-async def test_when_it_is_cancelled(made: Client) -> None:
-    waiting = await made.begin()
-    assert await made.get_free() == 200
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    if ends is StoreUnavailable:
+        await made.limiter.close()
+    else:
+        waiting.cancel()
+    with pytest.raises(ends):
         await waiting
     assert await made.get_free() == 200
 
