@@ -22,6 +22,7 @@ from slidegate.core import NEVER, Bucket, Networks, Reason, WindowState, parse_a
 from slidegate.core.addresses import format_network
 from slidegate.core.bans.policy import may_ban
 from slidegate.core.calendar import Anchor, Calendar
+from slidegate.core.counters import PermitCounter
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
 from slidegate.core.memo import key_bytes, remember
 from slidegate.core.ring import MAX_UNITS
@@ -74,7 +75,7 @@ NAMES = {name: value for module in MODULES for name, value in vars(module).items
 NAMES |= {
     **{one.__name__: one for one in (addresses, tightest, decided, parts, bannable)},
     **{one.__name__: one for one in (timedelta, datetime, FakeClock, MemoryStore, remember, key_bytes)},
-    **{"MAX_UNITS": MAX_UNITS, "A_DAY": A_DAY},
+    **{"MAX_UNITS": MAX_UNITS, "A_DAY": A_DAY, "PermitCounter": PermitCounter},
 }
 
 

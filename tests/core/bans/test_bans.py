@@ -36,7 +36,7 @@ def ban(key: str, until_us: int | None = 100, since_us: int = 0) -> Ban:
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
 def test_networks_whose_bans_are_over_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.core.bans.networks.MAX_NETWORKS", 2)
-    networks = BannedNetworks([ban("192.0.2.0/24", 100), ban("198.51.100.0/24", None)])
+    networks = BannedNetworks([ban("192.0.2.0/24", 100), ban("198.51.100.0/24", None), ban("user:ann", None)])
     with pytest.raises(ConfigurationError, match=r"already banned, which is the maximum; put 203\.0\.113\.0/24 into"):
         networks.with_ban(ban("203.0.113.0/24", 500, since_us=99), 100)
     after = networks.with_ban(ban("203.0.113.0/24", 500, since_us=100), 100)
