@@ -215,6 +215,7 @@ SAMPLES: list[Any] = [
     Networks(["10.0.0.0/8"]),
     Rule("/items/{id}", "5/minute", methods=["POST"], name="items"),
     slidegate.MessageLimits("10/second"),
+    slidegate.RateLimitExceeded(DECISION),
 ]
 MADE: dict[str, tuple[Any, ...]] = {
     "Decision": (True, Reason.OK),

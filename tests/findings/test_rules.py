@@ -22,6 +22,7 @@ from starlette.routing import Host, Route
 
 from slidegate import (
     BanPolicy,
+    Limiter,
     Networks,
     RateLimit,
     RateLimitMiddleware,
@@ -426,3 +427,23 @@ async def test_a_limit_in_front_of_the_dependency_that_sets_the_user_is_said(
         "SG139: limit 'endpoint GET /' counts by user, but stands in front of the dependency that sets the user, so it "
         "counts addresses; write it behind that dependency"
     ] * is_late
+
+
+# -- a middleware that is built for each route -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limiter", [None, Limiter()])
+@pytest.mark.parametrize("of_rule", [{}, {"name": "api"}])
+@pytest.mark.parametrize("more", [{}, {"default_limits": "9/minute"}, {"name": "site"}])
+async def test_the_third_middleware_of_the_same_options_that_counts_apart_is_found(
+    limiter: Limiter | None, of_rule: dict[str, Any], more: dict[str, Any]
+) -> None:
+    rules = [Rule("*", "9/minute", **of_rule)]
+    if limiter is not None:
+        await limiter.reset_all()
+    built = [RateLimitMiddleware(hello, rules=rules, limiter=limiter, **more) for _ in range(4)]
+    for one in built:
+        fields = (await call(one)).headers["ratelimit"]
+    assert ["SG131" in codes(one) for one in built] == [False, False, "r=8" in fields, False]
+    again = [RateLimitMiddleware(hello, rules=list(rules), limiter=limiter, **more) for _ in range(3)]
+    assert "SG131" not in codes(again[2])

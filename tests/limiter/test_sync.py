@@ -24,7 +24,7 @@ import trio
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, parse_limits
 from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
 from slidegate.limiter import sync_runner
-from slidegate.limiter.aio import answer_of
+from slidegate.limiter.aio import answer_of, in_background
 from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock
 
@@ -580,3 +580,22 @@ def test_a_call_that_waits_for_a_loop_ends_with_the_loop() -> None:
     assert errors == {"peek": SystemExit, "hit": StoreUnavailable}
     limiter.close()
     until(lambda: not threads(), "the loops have ended")
+
+
+@pytest.mark.filterwarnings("error")
+def test_work_whose_loop_ends_before_its_first_step_leaves_no_warning() -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        ended.append("work")
+
+    async def begins_more() -> None:
+        in_background(work())
+
+    async def begin() -> None:
+        in_background(begins_more())
+
+    with asyncio.Runner() as runner:
+        runner.run(begin())
+    gc.collect()
+    assert ended == []
