@@ -4,6 +4,7 @@ import asyncio
 import copy
 import gc
 import inspect
+import json
 import logging
 import pickle
 import re
@@ -34,7 +35,8 @@ from starlette.testclient import TestClient
 
 import slidegate
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitExceeded, RateLimitMiddleware, Rule, header
-from slidegate.core import ConfigurationError, InvalidKey, Reason, Store, StoreTimeout, StoreUnavailable
+from slidegate.core import Ban, ConfigurationError, InvalidKey, Reason, Store, StoreTimeout, StoreUnavailable
+from slidegate.core.bans.rows import HEADER
 from slidegate.events import KINDS, Event, Observer
 from slidegate.httpx import SyncLimitedTransport
 from slidegate.limiter import MAX_KEY_BYTES
@@ -386,6 +388,28 @@ def test_long_lists_of_bans_let_others_go_on_under_either_event_loop(backend: st
             group.cancel_scope.cancel()
 
     anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb", "redis"])
+async def test_no_step_of_many_bans_holds_up_the_event_loop(url: str, calls: list[int]) -> None:
+    """Not more calls than take about 4 ms."""
+    keys = [f"10.{number >> 8}.{number & 255}.0/24" for number in range(300)]
+    keys += [f"user:{number}" for number in range(300, 2_000)]
+    bans = [Ban(key, "scan", "ann", 0, 0, None) for key in keys]
+    lines = [json.dumps(row) for row in (HEADER, *(ban._asdict() for ban in bans))]
+    async with Limiter.from_url(url, deadline="20s") as limiter:
+        ways = {
+            "import": (limiter.import_bans, (lines,)),
+            "import again": (limiter.import_bans, (lines,)),
+            "list": (listed, (limiter.bans(),)),
+            "export": (listed, (limiter.export_bans(),)),
+        }
+        for name, (way, arguments) in ways.items():
+            calls[:] = [0]
+            await asyncio.sleep(0)
+            found: Any = await way(*arguments)  # type: ignore[operator]
+            assert (found if "import" in name else len(found)) == 2_000 + (name == "export")
+            assert max(calls) <= 4_000, name
 
 
 async def test_an_import_has_the_longer_the_more_lines_it_has(clock: FakeClock) -> None:
