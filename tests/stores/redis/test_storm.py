@@ -2,30 +2,32 @@
 and killed, while keys are reset, banned and refunded. No window has more than its amount, by the server's time."""
 
 import asyncio
+import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
-from slidegate import StoreError
+from slidegate import Decision, Limit, StoreError
+from slidegate.core import Bucket
 from slidegate.stores.redis import RedisStore
 
+from ...contract.player import settle
 from ...fault_proxy import FaultProxy
 from ...redis_servers import HOST, RedisServer, needs_redis
 from .stores import eventually, fresh_prefix
-from .storm_worker import AMOUNT, EXACT, LONG, WINDOW_US
+from .worker import SPAWN
 
 pytestmark = [needs_redis, pytest.mark.skipif(sys.platform == "win32", reason="no SIGSTOP")]
-ROOT: Final = Path(__file__).resolve().parents[3]
 WORKERS: Final = 4
 FAR: Final = WORKERS - 1
 UNSURE_US: Final = 5_000
@@ -33,6 +35,93 @@ UNSURE_US: Final = 5_000
 BOUND_S: Final = 60
 WITHIN_US: Final = 1_005_000
 """How long after a ban or a reset others may spend what they have leased, and 5 ms for the clocks."""
+
+
+AMOUNT: Final = 400
+WINDOW_US: Final = 2_000_000
+LONG: Final = 4
+"""The long limit has a window so many times as long, and three times the amount."""
+EXACT: Final = 40
+TASKS: Final = 8
+HITS_A_SECOND: Final = 1_000
+
+_SHORT: Final = Limit(AMOUNT, "2s", resolution=8)
+LIMITS: Final = {
+    "hot": (_SHORT,),
+    "two": (_SHORT, Limit(3 * AMOUNT, f"{2 * LONG}s", resolution=8)),
+    "reset": (_SHORT,),
+    "ban": (_SHORT,),
+    "exact": (Limit(EXACT, "2s"),),
+    "refund": (_SHORT,),
+}
+WEIGHTS: Final = (4, 2, 2, 2, 1, 2)
+CHECKS: Final = {key: ((Bucket("storm", limits), key, 1),) for key, limits in LIMITS.items()}
+
+
+class Worker:
+    """Hits a store until it is ended."""
+
+    def __init__(self, store: RedisStore, seed: int) -> None:
+        self.store, self.rnd, self.has_ended = store, random.Random(seed), False
+        self.lines = list[str]()
+
+    async def run(self) -> None:
+        while not self.has_ended:
+            await asyncio.sleep(self.rnd.expovariate(HITS_A_SECOND / TASKS / 10))
+            for turn in range(self.rnd.choice((1, 1, 1, 4, 40))):
+                if turn:
+                    busy_until_s = time.perf_counter() + 2e-4  # work without an await, in which it may be stopped
+                    while time.perf_counter() < busy_until_s:
+                        pass
+                (key,) = self.rnd.choices([*LIMITS], WEIGHTS)
+                try:
+                    await self.hit(key)
+                except StoreError:
+                    await asyncio.sleep(0.01)
+
+    async def hit(self, key: str) -> None:
+        began_us = time.time_ns() // 1_000
+        answer: Any = self.store.hit(CHECKS[key])
+        ended_us = time.time_ns() // 1_000
+        decision = await settle(answer)
+        if not decision.allowed:
+            return
+        end_us = 0
+        if isinstance(answer, Decision):
+            end_us = min(mark for _, _, mark, _ in decision.readings)
+        else:
+            began_us = ended_us = decision.now_us
+        if key == "refund" and self.rnd.random() < 0.5:
+            if self.rnd.random() < 0.3:
+                await asyncio.sleep(self.rnd.random() * 0.2)
+            if await settle(self.store.refund(decision.begin_refund())):
+                return
+        self.lines.append(f"{key} {began_us} {ended_us} {end_us}\n")
+
+    def end(self) -> None:
+        self.has_ended = True
+
+    async def write(self, log: int) -> None:
+        while not self.has_ended:
+            await asyncio.sleep(0.01)
+            lines, self.lines = self.lines, []
+            os.write(log, "".join(lines).encode())
+
+
+async def work(address: str, prefix: str, path: str, seed: int) -> None:
+    """Hit some keys until SIGTERM comes; write a line for each admitted hit: its key, and the numbers of `Row`."""
+    store = RedisStore(address, prefix=prefix, leases=True, timeout="5s")
+    worker = Worker(store, seed)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.end)
+    await settle(store.hit(CHECKS["hot"]))  # connected
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    await asyncio.gather(worker.write(log), *(worker.run() for _ in range(TASKS)))
+    os.write(log, "".join(worker.lines).encode())
+    await store.close()
+
+
+def run(*given: Any) -> None:
+    asyncio.run(work(*given))
 
 
 class Row(NamedTuple):
@@ -50,7 +139,7 @@ class Storm:
         self.server, self.folder, self.seed, self.rnd = server, folder, seed, random.Random(seed)
         self.prefix = fresh_prefix()
         self.proxy = FaultProxy(server.port)
-        self.workers: dict[int, subprocess.Popen[bytes]] = {}
+        self.workers = dict[int, BaseProcess]()
         self.started = self.stops = self.kills = 0
         self.resets = list[tuple[int, int]]()
         self.bans = list[tuple[int, int]]()
@@ -63,9 +152,9 @@ class Storm:
         if place == FAR:
             address = f"redis://{HOST}:{self.proxy.port}/0"
         self.started += 1
-        given = address, self.prefix, str(self.folder / f"{self.started}"), str(self.seed + self.started)
-        command = [sys.executable, "-m", "tests.stores.redis.storm_worker", *given]
-        self.workers[place] = subprocess.Popen(command, cwd=ROOT)
+        given = address, self.prefix, str(self.folder / f"{self.started}"), self.seed + self.started
+        self.workers[place] = SPAWN.Process(target=run, args=given)
+        self.workers[place].start()
 
     async def rage(self, seconds: float) -> None:
         """Stop, kill, reset and ban for some time, from when all workers are at work, and wait for their end."""
@@ -83,11 +172,11 @@ class Storm:
                     await self.happen(operator)
             for worker in self.workers.values():
                 worker.terminate()
-            await eventually(lambda: all(worker.poll() is not None for worker in self.workers.values()), BOUND_S)
+            await eventually(lambda: not any(worker.is_alive() for worker in self.workers.values()), BOUND_S)
         finally:
             for worker in self.workers.values():
                 worker.kill()
-                worker.wait()
+                worker.join()
             await operator.close()
             await self.proxy.refuse()
 
@@ -96,10 +185,10 @@ class Storm:
         place, what = self.rnd.randrange(WORKERS), self.rnd.random()
         began_us = time.time_ns() // 1_000
         if what < 0.35:
-            await self.stop(self.workers[place])
+            await self.stop(self.workers[place].pid or 0)
         elif what < 0.40:
             self.workers[place].kill()
-            self.workers[place].wait()
+            self.workers[place].join()
             self.kills += 1
             self.start(place)
         elif what < 0.55:
@@ -113,12 +202,12 @@ class Storm:
             self.banned_us = 0
             await operator.bans.unban("ban", "ann")
 
-    async def stop(self, worker: subprocess.Popen[bytes]) -> None:
+    async def stop(self, pid: int) -> None:
         """Stop a worker, for less than a slice or for several."""
-        worker.send_signal(signal.SIGSTOP)
+        os.kill(pid, signal.SIGSTOP)
         self.stops += 1
         await asyncio.sleep(self.rnd.choice((0.1, 0.3, 0.6, 1.0)) * (0.5 + self.rnd.random()))
-        worker.send_signal(signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
 
     def rows(self) -> dict[str, list[Row]]:
         """Return the admitted hits of each key."""
