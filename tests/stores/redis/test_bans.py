@@ -679,16 +679,6 @@ async def test_upstash_is_told_that_the_script_uses_the_keys_that_it_declares() 
     assert by_name[1].decode() == hashlib.sha1(by_source[1]).hexdigest()
 
 
-@pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")
-async def test_what_fails_in_a_function_of_the_user_is_what_the_error_says(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CREDENTIALS, "get_credentials", Mock(side_effect=ValueError("the vault is sealed")))
-    store = RedisStore(Redis(port=server.port, credential_provider=CREDENTIALS))
-    assert "the vault is sealed" in str(await outcome(lambda: store.hit(CHECKS)))
-    await store.close()
-
-
 class Moody(Connection):
     """A user's class of connections."""
 
@@ -705,7 +695,7 @@ def in_a_mood(name: str) -> Any:
     return Mock(side_effect=error) if name == "__init__" else method
 
 
-MOODS: Final = "__init__", "connect", "send_packed_command", "read_response", "disconnect"
+MOODS: Final = "__init__", "connect", "on_connect_check_health", "send_packed_command", "read_response", "disconnect"
 
 
 @pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")

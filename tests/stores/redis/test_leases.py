@@ -366,18 +366,6 @@ async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_i
         assert await used(other) == FEW
 
 
-async def test_a_reset_forgets_leases_that_are_on_their_way(store: RedisStore) -> None:
-    await leased(store)
-    for lease in leases_of(store):
-        lease.units.clear()
-    answer, reset = store.hit(ANN), store.reset("ann")
-    assert await reset
-    await settle(answer)
-    assert left(store) == 0
-    await asyncio.sleep(0.05)
-    assert await used(store) == 0
-
-
 async def test_a_changed_amount_ends_leases(store: RedisStore) -> None:
     limited = bucket(MINUTES)
     await leased(store, ((limited, "ann", 1),))

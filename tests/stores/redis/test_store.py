@@ -29,6 +29,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ...contract import RandomContract, StoreContract
 from ...contract.player import settle
 from ...contract.store_contract import StatsContract, bucket
+from ...fault_proxy import FaultProxy
 from ...hurry import race
 from ...redis_servers import HOST, RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...remote_stores import hit_all
@@ -319,23 +320,30 @@ async def test_an_idle_worker_sends_nothing_and_one_with_few_requests_nothing_be
 BOTH: Final = ((Bucket("held", [Concurrency(9)]), "user:ann", 1), (bucket("10/hour"), "user:ann", 1))
 
 
-async def nothing_is_left(store: RedisStore) -> bool:
-    """Tell whether nothing is charged or taken but what is asked about."""
-    looked = await settle(store.peek(BOTH))
-    return [spent for spent, *_ in looked.readings] == [1, 1]
-
-
+@pytest.mark.parametrize("many", [1, 100])
 @pytest.mark.parametrize("given_up_after", [*range(20), *range(20, 90, 5)])
-async def test_a_request_that_is_given_up_leaves_nothing_charged(given_up_after: int, server: RedisServer) -> None:
-    """At any turn of the loop: before it is sent, on its way, and in the turn in which its answer comes."""
-    async with store_at(server, permit_lease="5m") as store, Limiter(store, deadline="60s", on_error="deny") as limiter:
-        asked = asyncio.create_task(hit_all(limiter, BOTH))
+async def test_requests_that_are_given_up_leave_nothing_charged_and_their_connection_open(
+    given_up_after: int, many: int, server: RedisServer
+) -> None:
+    """At any turn of the loop: before they are sent, on their way, and in the turn in which their answer comes."""
+    async with (
+        FaultProxy(server.port) as proxy,
+        store_at(f"redis://{HOST}:{proxy.port}", permit_lease="5m") as store,
+        Limiter(store, deadline="60s", on_error="deny") as limiter,
+    ):
+        asked = [asyncio.create_task(hit_all(limiter, BOTH)) for _ in range(many)]
         await turns(given_up_after)
-        asked.cancel()
-        with suppress(asyncio.CancelledError):
-            await settle(store.refund((await asked).begin_refund()))  # it was there before
+        for each in asked:
+            each.cancel()
+        for each in asked:
+            with suppress(asyncio.CancelledError):
+                await settle(store.refund((await each).begin_refund()))  # it was there before
 
-        await eventually(partial(nothing_is_left, store))
+        async def nothing_is_left() -> bool:
+            return [spent for spent, *_ in (await settle(store.peek(BOTH))).readings] == [1, 1]
+
+        await eventually(nothing_is_left)
+        assert proxy.accepted <= 1
 
 
 def kept(server: RedisServer, store: RedisStore) -> dict[str, int]:
