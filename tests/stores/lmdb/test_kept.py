@@ -88,14 +88,28 @@ def test_the_boot_clock_and_boot_id_are_those_of_the_machine(monkeypatch: pytest
         assert boot_id() == known
 
 
-def test_a_restart_of_the_workers_keeps_windows_and_a_reboot_begins_them_anew(machine: Machine) -> None:
-    machine.store().hit(CHECKS)
-    assert machine.restart("1").hit(CHECKS).remaining == 3
-    assert machine.observer.kinds == []
-    assert machine.restart("2").hit(CHECKS).remaining == 4
-    assert machine.observer.kinds == ["counts_restarted"]
-    assert "is of an earlier start of the machine" in machine.observer.events[0].message
-    assert machine.files == [f"counts-{LAYOUT}-2.mdb"]
+@pytest.mark.parametrize(
+    ("boots", "others_live", "remaining"),
+    [(("1", "1"), False, 3), (("1", "2"), False, 4), (("", ""), True, 2), (("", ""), False, 4)],
+    ids=["of the workers", "a reboot", "without a boot id while somebody lives", "without a boot id"],
+)
+def test_a_restart_keeps_windows_or_begins_them_anew_and_says_so(
+    machine: Machine, boots: tuple[str, str], others_live: bool, remaining: int
+) -> None:
+    machine.boot, boot = boots
+    first = machine.store()
+    first.hit(CHECKS)
+    first.bans.ban("user:eve", None, "by request", "ann")
+    with child(lambda: LmdbStore(machine.path, **SMALL).hit(CHECKS)) if others_live else nullcontext():
+        store = machine.restart(boot)
+        assert store.hit(CHECKS).remaining == remaining
+    begins_anew = remaining == 4
+    assert machine.observer.kinds == ["counts_restarted"] * begins_anew
+    if boot == "2":
+        assert "is of an earlier start of the machine" in machine.observer.events[0].message
+    assert [ban.key for ban in listed(store)] == ["user:eve"]
+    assert len(machine.files) == 1
+    assert not boot or machine.files == [f"counts-{LAYOUT}-{boot}.mdb"]
 
 
 def test_a_start_waits_until_what_is_kept_is_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,19 +173,6 @@ def test_who_sees_another_boot_id_joins_those_who_live(machine: Machine) -> None
     store._env.failure(lmdb.PanicError("its own error"))
     assert store.hit(CHECKS).remaining == 0, "although nobody else lives now"
     assert machine.observer.kinds == []
-
-
-@pytest.mark.parametrize("others_live", [True, False])
-def test_without_a_boot_id_a_file_is_joined_while_somebody_lives(machine: Machine, others_live: bool) -> None:
-    machine.boot = ""
-    first = machine.store()
-    first.hit(CHECKS)
-    first.bans.ban("user:eve", None, "by request", "ann")
-    with child(lambda: LmdbStore(machine.path, **SMALL).hit(CHECKS)) if others_live else nullcontext():
-        store = machine.restart("")
-        assert store.hit(CHECKS).remaining == (2 if others_live else 4)
-        assert machine.observer.kinds == ["counts_restarted"] * (not others_live)
-    assert [ban.key for ban in listed(store)] == ["user:eve"]
 
 
 def test_another_layout_is_refused_while_its_workers_live(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,10 +597,7 @@ def test_what_a_later_version_adds_to_rows_is_kept(machine: Machine) -> None:
     store.bans.strike(POLICY, "user:bob", 1, "why")
     store.hit(((PLAN, "user:kim", 3),))
     store.close()
-    with (
-        lmdb.open(str(machine.path / KEPT), subdir=False, lock=False, max_dbs=4) as file,
-        file.begin(write=True) as txn,
-    ):
+    with opened_kept(machine) as file, file.begin(write=True) as txn:
         for name in (b"bans", b"levels", b"windows"):
             database = file.open_db(name, txn=txn)
             for row, stored in [*txn.cursor(database)]:
