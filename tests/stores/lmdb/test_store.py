@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -450,16 +450,6 @@ async def requests_are_given_up(limiter: Limiter) -> None:
         assert (await limiter.hit("user:ann", "5/hour")).reason is Reason.UNAVAILABLE
 
 
-async def done_after_requests(limiter: Limiter, command: Callable[[], Awaitable[Any]]) -> Any:
-    """Return the answer to a command that waited for a process that wrote for longer than requests wait."""
-    with gate_held(limiter.store):
-        working = asyncio.ensure_future(command())
-        await asyncio.sleep(0)
-        await requests_are_given_up(limiter)
-        assert not working.done(), working.exception()
-    return await working
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("in_thread", [False, True])
 async def test_a_command_waits_longer_for_a_writer_than_a_request(limiter: Limiter, name: str, in_thread: bool) -> None:
@@ -469,7 +459,12 @@ async def test_a_command_waits_longer_for_a_writer_than_a_request(limiter: Limit
         limiter.sync.hit("user:ann", "5/hour")  # for which this thread waits 20 ms
         return do(limiter.sync)
 
-    assert await done_after_requests(limiter, lambda: asyncio.to_thread(after_a_request) if in_thread else do(limiter))
+    with gate_held(limiter.store):
+        working = asyncio.ensure_future(asyncio.to_thread(after_a_request) if in_thread else do(limiter))
+        await asyncio.sleep(0)
+        await requests_are_given_up(limiter)
+        assert not working.done(), working.exception()
+    assert await working
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *MORE])
