@@ -366,19 +366,18 @@ async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_i
         assert await used(other) == FEW
 
 
-async def test_a_changed_amount_ends_leases(store: RedisStore) -> None:
+@pytest.mark.parametrize("by", ["a charge", "a changed amount"])
+async def test_what_takes_the_units_ends_leases(store: RedisStore, by: str) -> None:
     limited = bucket(MINUTES)
-    await leased(store, ((limited, "ann", 1),))
-    limited.limits[0].become(10)
-    assert await asks(store, ((limited, "ann", 1),))
-    decisions = [await settle(store.hit(((limited, "ann", 1),))) for _ in range(10)]
-    assert sum(decision.allowed for decision in decisions) < 10
-
-
-async def test_a_charge_ends_leases(store: RedisStore) -> None:
-    await leased(store)
-    await store.charge(((usual(MINUTES), "ann", 10_000),))
-    assert not (await hit(store, limits=MINUTES)).allowed
+    checks = ((limited, "ann", 1),)
+    await leased(store, checks)
+    if by == "a charge":
+        await store.charge(((limited, "ann", 10_000),))
+    else:
+        limited.limits[0].become(10)
+    assert await asks(store, checks)
+    admitted = sum([(await settle(store.hit(checks))).allowed for _ in range(10)])
+    assert admitted == 0 if by == "a charge" else admitted < 10
 
 
 async def test_when_redis_has_lost_its_data_leases_end_with_the_next_poll(
