@@ -478,44 +478,18 @@ async def test_an_idle_connection_that_was_reset_is_opened_anew(server: RedisSer
             await asyncio.sleep(2 * line.IDLE_S)
 
 
-class Tokens(StreamingCredentialProvider):
-    """A provider of tokens that expire, as for Azure: whoever was registered last is told of the next one."""
-
-    def __init__(self) -> None:
-        self.token = "first"
-        self.tell: Callable[[Any], Awaitable[None]] | None = None
-
-    def get_credentials(self) -> tuple[str, str]:
-        return "ann", self.token
-
-    async def get_credentials_async(self) -> tuple[str, str]:
-        return self.get_credentials()
-
-    def on_next(self, callback: Any) -> None:
-        self.tell = callback
-
-    def on_error(self, callback: Any) -> None:
-        """Never fails."""
-
-    def is_streaming(self) -> bool:
-        return True
-
-    async def renew(self, token: str) -> None:
-        self.token = token
-        assert self.tell is not None
-        await self.tell(SimpleToken(token, -1, 0, {"oid": "ann"}))
-
-
 async def test_connections_take_new_tokens_and_so_do_those_of_the_users_client(server: RedisServer) -> None:
     server.command("ACL", "SETUSER", "ann", "reset", "on", ">first", ">second", "~*", "&*", "+@all")
-    tokens = Tokens()
+    token, tokens = "first", Mock(StreamingCredentialProvider)  # as for Azure, whose tokens expire
+    tokens.get_credentials.side_effect = tokens.get_credentials_async.side_effect = lambda: ("ann", token)
     async with Redis(port=server.port, credential_provider=tokens) as given, store_at(given) as store:
         assert await given.ping()
         assert (await hit(store)).remaining == 4
         before = server.info("stats")["total_connections_received"]
-        for number, token in enumerate(("second", "first", "second")):
+        for number, new in enumerate(("second", "first", "second")):
+            token = new
             server.command("CONFIG", "RESETSTAT")
-            await tokens.renew(token)
+            await tokens.on_next.call_args.args[0](SimpleToken(token, -1, 0, {"oid": "ann"}))  # the last is told
             await asyncio.sleep(2 * line.IDLE_S)  # it is taken after a rest, or within a second
             answers = await asyncio.gather(*(hit(store, f"user:{number}:{n}", WIDE) for n in range(200)))
             assert all(answers)
