@@ -7,7 +7,6 @@ import random
 import signal
 import sys
 import time
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +23,7 @@ from slidegate.stores.redis import RedisStore
 from ...contract.player import settle
 from ...fault_proxy import FaultProxy
 from ...redis_servers import HOST, RedisServer, needs_redis
+from ...soak.checks import most_inside
 from .stores import eventually, fresh_prefix
 from .worker import SPAWN
 
@@ -220,12 +220,10 @@ class Storm:
         return found
 
 
-def most(rows: list[Row], window_us: int, begins: Callable[[int], bool] = lambda us: True) -> int:
+def most(rows: list[Row], window_us: int, begins: Callable[[float], bool] = lambda us: True) -> int:
     """Return the most hits that were certainly in one window."""
-    sure = [row for row in rows if row.to_us - row.from_us < UNSURE_US]
-    first, last = sorted(row.from_us for row in sure), sorted(row.to_us for row in sure)
-    counts = [bisect_left(last, at + window_us) - bisect_left(first, at) for at in first if begins(at)]
-    return max(counts, default=0)
+    sure = [(row.from_us, row.to_us) for row in rows if row.to_us - row.from_us < UNSURE_US]
+    return most_inside(sure, window_us - 1, begins)[0]
 
 
 async def weather(server: RedisServer, folder: Path, seconds: float, seed: int) -> None:
@@ -236,7 +234,7 @@ async def weather(server: RedisServer, folder: Path, seconds: float, seed: int) 
     leased = [row for row in admitted if row.end_us]
     assert [row for row in leased if row.from_us > row.end_us] == [], "units were spent after their slice"
 
-    def is_clear(at_us: int) -> bool:
+    def is_clear(at_us: float) -> bool:
         """No reset is in the window that begins then, nor a second before it."""
         return not any(began < at_us + WINDOW_US and at_us < ended + WITHIN_US for began, ended in storm.resets)
 
