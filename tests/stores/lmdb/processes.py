@@ -19,7 +19,7 @@ import pytest
 
 from slidegate import Decision
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb.gate import GATE, Gate
+from slidegate.stores.lmdb.gate import GATE
 from slidegate.testing import FakeClock
 
 from ...contract.player import listed
@@ -83,11 +83,6 @@ def gate_held(store: Any) -> Iterator[int]:
     os.close(gate)
 
 
-def leave(gate: Gate) -> None:
-    """Leave a gate, as a transaction does at its end."""
-    fcntl.flock(gate.file, fcntl.LOCK_UN)
-
-
 def counts_file(path: str | Path) -> Path:
     """Return the file of counts."""
     (found,) = Path(path).glob("counts-*")
@@ -112,10 +107,6 @@ def overwrite(data: Path, *pieces: tuple[int, bytes]) -> None:
         for at, piece in pieces:
             file.seek(at)
             file.write(piece)
-
-
-def overwrite_heads(data: Path) -> None:
-    overwrite(data, *((page * 4_096 + 16, b"\xff" * 144) for page in range(2)))
 
 
 class Faulty:

@@ -1,6 +1,7 @@
 """Opening an LMDB environment: files that are damaged, foreign, too new, or not ours to write."""
 
 import errno
+import fcntl
 import math
 import os
 import random
@@ -42,7 +43,6 @@ from .processes import (
     counts_file,
     files_open_in,
     in_another_process,
-    leave,
     mounted,
     overwrite,
     python,
@@ -541,7 +541,7 @@ def test_a_child_stays_before_the_gate_of_its_parent_and_takes_permits_of_its_ow
     assert store._env.gate.enter()
     pid, reading = actor(work, way)
     assert os.read(reading, 5) == b"waits"
-    leave(store._env.gate)
+    fcntl.flock(store._env.gate.file, fcntl.LOCK_UN)  # as a transaction does at its end
     assert outcome(pid, reading) == (b"", 0)
     assert not store.hit(permits), "those of the child are taken until their lease ends"
     assert store.refund(mine.begin_refund()) is True

@@ -50,7 +50,7 @@ from .processes import (
     gate_held,
     in_a_namespace,
     keys_in,
-    overwrite_heads,
+    overwrite,
     python,
 )
 
@@ -493,7 +493,7 @@ def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, is_da
         directory = tmp_path / f"{turn}"
         if is_damaged:
             LmdbStore(directory).close()
-            overwrite_heads(counts_file(directory))
+            overwrite(counts_file(directory), *((page * 4_096 + 16, b"\xff" * 144) for page in range(2)))
         waiting, go = os.pipe()
 
         def act(writing: int, directory: Path = directory, waiting: int = waiting, go: int = go) -> None:
