@@ -239,18 +239,6 @@ async def test_refunds_of_another_worker_are_known_in_a_second(
     assert await hit(store, "ann")
 
 
-async def test_refusals_that_count_cost_a_command_each_and_count_all(store: RedisStore, server: RedisServer) -> None:
-    asked = bucket("1000/hour", count_denied=True)
-    await hit(store, "ann", asked, 1_000)
-
-    async def flood() -> None:
-        for number in range(1, 101):
-            refused = await hit(store, "ann", asked)
-            assert (refused.allowed, refused.readings[0][0]) == (False, 1_000 + number)
-
-    assert 100 <= await counted(server, flood) <= 103  # and what has changed, once a second
-
-
 async def test_strikes_share_calls_and_a_ban_is_one_call_more(store: RedisStore, server: RedisServer) -> None:
     policy = BanPolicy("100/minute", name="p")
     observer = RecordingObserver()
@@ -298,23 +286,6 @@ async def test_no_request_is_decided_by_what_a_worker_knew_before_it_was_idle(
         for number in range(many):
             spent = (await settle(idle.peek(((plenty, f"user:{number}", 0),)))).readings[0][0]
             assert spent == 5, "what was charged before the ban was known is refunded"
-
-
-async def test_an_idle_worker_sends_nothing_and_one_with_few_requests_nothing_beside_them(
-    store: RedisStore, server: RedisServer, ahead: Ahead
-) -> None:
-    async def rest() -> None:
-        for _ in range(20):
-            ahead.by_s += 0.5
-            await asyncio.sleep(0.001)
-
-    async def two_a_second() -> None:
-        for _ in range(20):
-            ahead.by_s += 0.5
-            assert await hit(store, "ann", "1000/hour")
-
-    assert await counted(server, rest) == 0
-    assert await counted(server, two_a_second) == 20
 
 
 BOTH: Final = ((Bucket("held", [Concurrency(9)]), "user:ann", 1), (bucket("10/hour"), "user:ann", 1))
@@ -564,24 +535,40 @@ async def all_of(futures: list[asyncio.Future[Decision]]) -> list[Any]:
         return await asyncio.gather(*futures, return_exceptions=True)
 
 
-async def test_the_requests_of_one_turn_go_together_up_to_a_bound(store: RedisStore, server: RedisServer) -> None:
-    sizes = (2, 1), (HALVED_FROM - 1, 1), (HALVED_FROM, 2), (MAX_IN_CALL, 2), (MAX_IN_CALL + 1, 2), (4 * MAX_IN_CALL, 4)
-    for count, calls in (*sizes, (1, 1)):
-        server.command("CONFIG", "RESETSTAT")
-        answers = await all_of([ask(store, f"user:{count}:{number}") for number in range(count)])
-        assert all(answer.allowed for answer in answers)
-        assert server.calls()["evalsha"] == calls
-
-
-async def test_requests_for_permits_go_together_because_calls_with_them_follow_each_other(
-    store: RedisStore, server: RedisServer
-) -> None:
-    server.command("CONFIG", "RESETSTAT")
-    limited = [WIDE] * MAX_IN_CALL
-    limited[7] = Bucket("held", [Concurrency(9)])
-    asked = [ask(store, f"user:{number}", one) for number, one in enumerate(limited)]
+async def together(store: RedisStore, ahead: Ahead, count: int, last: Bucket = WIDE) -> None:
+    asked = [ask(store, f"user:{number}", last if number == count - 1 else WIDE) for number in range(count)]
     assert all(answer.allowed for answer in await all_of(asked))
-    assert server.calls()["evalsha"] == 1
+
+
+async def refusals_that_count(store: RedisStore, ahead: Ahead) -> None:
+    for number in range(1, 101):
+        decision = await hit(store, "ann", bucket("1/hour", count_denied=True))
+        assert (decision.allowed, decision.readings[0][0]) == (number == 1, number)
+
+
+async def half_seconds(store: RedisStore, ahead: Ahead, hits: bool) -> None:
+    for _ in range(20):
+        ahead.by_s += 0.5
+        await asyncio.sleep(0.001)
+        assert not hits or await hit(store, "ann", "1000/hour")
+
+
+SIZES: Final = {1: 1, 2: 1, HALVED_FROM - 1: 1, HALVED_FROM: 2, MAX_IN_CALL: 2, MAX_IN_CALL + 1: 2, 4 * MAX_IN_CALL: 4}
+CALLS: Final[dict[str, tuple[Callable[[RedisStore, Ahead], Awaitable[object]], int]]] = {
+    **{f"{count} requests of a turn": (partial(together, count=count), calls) for count, calls in SIZES.items()},
+    # Calls with permits follow each other.
+    "with one for a permit": (partial(together, count=MAX_IN_CALL, last=Bucket("held", [Concurrency(9)])), 1),
+    "refusals that count": (refusals_that_count, 100),
+    "an idle worker": (partial(half_seconds, hits=False), 0),
+    "two requests a second, and nothing beside them": (partial(half_seconds, hits=True), 20),
+}
+"""By name: what is asked, and how many calls it takes."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_requests_take_so_many_calls(name: str, store: RedisStore, server: RedisServer, ahead: Ahead) -> None:
+    act, calls = CALLS[name]
+    assert await counted(server, lambda: act(store, ahead)) == calls
 
 
 async def test_answers_are_those_of_requests_in_order(store: RedisStore, clock: FakeClock, rng: random.Random) -> None:
