@@ -19,6 +19,7 @@ from ...contract.player import settle
 from ...contract.programs import YEAR_2100_US
 from ...redis_servers import RedisServer, needs_redis
 from .stores import PLENTY, eventually, fresh_prefix, workers_at
+from .test_leases import leased, left
 
 pytestmark = needs_redis
 
@@ -82,12 +83,8 @@ class Two:
         ((bucket, _, _),) = checks
         slice_s = bucket.limits[0].slice_us / 1_000_000
         await eventually(lambda: time.time() % slice_s < slice_s - 2)
-        leases = self.one.parts.held
-        for _ in range(400):
-            await settle(self.one.hit(checks))
-            if ahead := sum(len(lease.units) for lease in leases.answers.values()):
-                return ahead
-        raise AssertionError("no lease")
+        await leased(self.one, checks)
+        return left(self.one)
 
     async def is_spent(self, checks: Any = WIDE) -> bool:
         """Return whether the one admits a hit and asks nobody."""
