@@ -101,6 +101,7 @@ def twice(app: ASGIApp) -> ASGIApp:
         await turns()
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
+        again["path"] = Request(scope).headers.get("x-then", scope["path"])
         await app(again, receive, send)
 
     return using

@@ -14,13 +14,11 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from slidegate import (
     BanPolicy,
-    ConfigurationError,
     Limiter,
     MemoryStore,
     RateLimit,
     RateLimitExceeded,
     RateLimitMiddleware,
-    Rule,
     client_ip,
     client_key,
     combine,
@@ -248,68 +246,6 @@ async def test_something_inside_that_finds_another_address_is_found_once(
     assert [finding.code for finding in app.findings].count("SG104") == is_found
 
 
-@pytest.mark.parametrize("key", [client_ip(trusted=1), combine(client_ip(trusted=PROXIES), header("X"))])
-@pytest.mark.parametrize("option", ["key", "fair"])
-def test_a_limit_at_an_endpoint_does_not_look_for_proxies(option: str, key: Key) -> None:
-    options: Any = {option: key, **({"wait": "1s", "concurrency": 1} if option == "fair" else {})}
-    with pytest.raises(ConfigurationError, match=rf"^{option}: .* write RateLimitMiddleware\(client=client_ip"):
-        RateLimit("9/minute", **options)
-
-
-# -- a scope that is used again is a new request -----------------------------------------------------------------------
-
-
-async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    await PlainTextResponse("no", 404)(scope, receive, send)
-
-
-def again(app: ASGIApp, times: int) -> ASGIApp:
-    """Return an application that sends the answer of the last of some uses of a scope."""
-
-    async def used(scope: Scope, receive: Receive, send: Send) -> None:
-        for _ in range(times):
-            answer = await send_scope(app, scope)
-        for message in answer.messages:
-            await send(message)
-
-    return used
-
-
-@pytest.mark.parametrize("is_outer", [False, True])
-@pytest.mark.parametrize("options", [{}, {"limits": "1000/minute"}, {"rules": [Rule("*", "1/minute", shadow=True)]}])
-async def test_each_use_of_a_scope_strikes_and_is_told_as_a_request_of_its_own(
-    is_outer: bool, options: dict[str, Any]
-) -> None:
-    ear = Listener()
-    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[ear])
-    within = RateLimitMiddleware(nothing, limiter=limiter, bans=BanPolicy("6/10m", signals={404: 1}), **options)
-    app: ASGIApp = again(within, 3)
-    if is_outer:
-        app = RateLimitMiddleware(app, limits="1000/minute", name="outer", limiter=Limiter())
-    assert [(await call(app)).status for _ in range(3)] == [404, 404, 403]
-    assert [outcome.shadow_rules for outcome in ear.outcomes[1:6]] == [("default",) if "rules" in options else ()] * 5
-
-
-async def test_an_exemption_of_an_earlier_use_of_a_scope_exempts_no_later_one() -> None:
-    limiter = Limiter()
-    within = RateLimitMiddleware(
-        nothing,
-        rules=[Rule("/health", exempt=True)],
-        limiter=limiter,
-        bans=BanPolicy("1/10m", signals={404: 1}),
-    )
-
-    async def falls_back(scope: Scope, receive: Receive, send: Send) -> None:
-        for scope["path"] in ("/health", "/page"):
-            answer = await send_scope(within, scope)
-        for message in answer.messages:
-            await send(message)
-
-    app = RateLimitMiddleware(falls_back, limits="1000/minute", name="outer", limiter=Limiter())
-    await call(app)
-    assert [ban.key async for ban in limiter.bans()] == [PEER]
-
-
 # -- what the answer and the events say of several decisions -----------------------------------------------------------
 
 
@@ -362,25 +298,3 @@ async def test_the_answer_and_the_event_tell_of_the_last_decision(
     assert not shown & refusals, "a refusal after which the request was decided again is not shown"
     if is_refused:
         assert last[0].decision.status == last[0].status_code == 429
-
-
-async def test_a_refusal_that_the_endpoint_passes_on_to_an_application_with_a_middleware_is_not_told() -> None:
-    ear = Listener()
-    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[ear])
-    limit = RateLimit("1/minute", name="a")
-    fallback = RateLimitMiddleware(nothing, limits="100/minute", name="fallback", limiter=limiter)
-
-    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await limit.check(Request(scope))
-        except RateLimitExceeded:
-            await fallback(scope, receive, send)
-        else:
-            await PlainTextResponse("page")(scope, receive, send)
-
-    app = RateLimitMiddleware(endpoint, limiter=limiter)
-    first, second = [await call(app) for _ in range(2)]
-    assert (first.status, second.status) == (200, 404)
-    assert [event.kind for event in ear.events] == []
-    assert "retry-after" not in second.headers
-    assert second.headers["ratelimit"] == '"default";r=99;t=61'

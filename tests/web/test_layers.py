@@ -70,21 +70,6 @@ async def test_a_layer_around_may_change_the_fields_of_an_answer_in_place(refuse
     assert ids == [[b"0"], [b"1"], [b"2"], [b"3"]]
 
 
-@pytest.mark.parametrize(("headers", "outer"), [(None, "default"), ("legacy", "default"), ("draft", "default_2")])
-async def test_only_a_name_that_an_answer_has_is_taken(headers: Any, outer: str) -> None:
-    inner = RateLimitMiddleware(hello, limits="5/minute", headers=headers)
-    answer = await call(RateLimitMiddleware(inner, limits="50/minute"))
-    assert answer.headers["ratelimit-policy"].endswith(f'"{outer}";q=50;w=60')
-
-
-async def test_a_name_that_a_long_answer_leaves_out_is_not_taken() -> None:
-    rules = [Rule("*", f"{amount}/minute", name=f"n{amount}") for amount in range(11, 20)]
-    inner = RateLimitMiddleware(hello, rules=rules)
-    named = (await call(RateLimitMiddleware(inner, rules=[Rule("*", "50/minute", name="n19")]))).headers
-    assert named["ratelimit-policy"].count("n19") == 1
-    assert '"n19";q=50;w=60' in named["ratelimit-policy"]
-
-
 async def test_a_scope_that_its_application_has_emptied_fails_no_request() -> None:
     async def emptying(scope: Scope, receive: Receive, send: Send) -> None:
         await hello(scope, receive, send)
@@ -218,56 +203,3 @@ def test_a_child_that_is_forked_while_a_ban_is_stored_refuses_the_client() -> No
     putting.join(10)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-
-
-# -- a scope that is used again, within a middleware -------------------------------------------------------------------
-
-
-async def test_a_second_try_of_a_request_forgets_what_middlewares_within_have_decided_before() -> None:
-    """The first try passes two middlewares, the second one is refused by the outer of these."""
-    seen: list[list[str]] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await hello(scope, receive, send)
-
-    within = RateLimitMiddleware(app, rules=[Rule("*", "9/hour", name="within")])
-    refusing = RateLimitMiddleware(within, rules=[Rule("*", "1/hour", name="refusing")])
-
-    async def nobody(message: Message) -> None: ...
-
-    async def twice(scope: Scope, receive: Receive, send: Send) -> None:
-        await refusing(scope, receive, nobody)
-        await refusing(scope, receive, send)
-        labels = [bucket.label for _, one in scope["slidegate"].decisions for bucket, _, _ in one.checks]
-        seen.append(labels)
-
-    answer = await call(RateLimitMiddleware(twice, rules=[Rule("*", "9/hour", name="around")]))
-    assert answer.status == 429
-    assert seen == [["around", "refusing"]]
-    assert "within" not in answer.headers["ratelimit"]
-
-
-async def test_an_application_that_is_asked_after_another_one_has_only_its_own_decisions() -> None:
-    seen: list[list[str]] = []
-
-    def limited(name: str, app: ASGIApp) -> ASGIApp:
-        return RateLimitMiddleware(app, rules=[Rule("*", "9/hour", name=name)])
-
-    async def gone(scope: Scope, receive: Receive, send: Send) -> None:
-        raise LookupError
-
-    async def last(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append([bucket.label for _, one in scope["slidegate"].decisions for bucket, _, _ in one.checks])
-        await hello(scope, receive, send)
-
-    first, second = limited("first", gone), limited("second", last)
-
-    async def one_after_the_other(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await first(scope, receive, send)
-        except LookupError:
-            await second(scope, receive, send)
-
-    answer = await call(limited("around", one_after_the_other))
-    assert answer.status == 200
-    assert seen == [["around", "second"]]
