@@ -15,7 +15,8 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > GET /a client=none server=unix        one whose server listens on a socket of Unix
     > GET /a user=ann with='{"user": 7}'      one with a user, or what else is in its scope; what is ... is not there
     > GET /a leaves=1                         one whose client leaves when so many messages have come
-    > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
+    > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule, or {"api": 5, "all": 3};
+                                              X-Settle settles a cost
     > settle 3 api copy                       what a task settles when the request has ended, by a copy of its scope
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
     > GET /a X-Takes=+30ms                   one whose endpoint takes that long
@@ -45,8 +46,8 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > sleep 4s                                time goes by for those that wait
 """
 
+import ast
 import asyncio
-import json
 import logging
 import re
 import shlex
@@ -159,10 +160,10 @@ REQUEST_OPTIONS = ("answers", "client", "leaves", "method", "root_path", "server
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "VERSION-CONTROL", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
 
-def number_or_text(written: str) -> Any:
+def value_of(written: str) -> Any:
     try:
-        return json.loads(written)
-    except ValueError:
+        return ast.literal_eval(written)
+    except ValueError:  # it is a text, such as "ban"
         return written
 
 
@@ -307,11 +308,11 @@ class Stage:
                 pass
         for field, spend in (("x-charge", slidegate.charge), ("x-settle", slidegate.settle)):
             if field in request.headers:
-                units, _, rule = request.headers[field].partition(",")
-                made.headers[f"{field}d"] = str(bool(await spend(request, number_or_text(units), rule=rule or None)))
+                units, _, rule = re.fullmatch(r"([^{,]+|{.+})(,(.+))?", request.headers[field]).groups()
+                made.headers[f"{field}d"] = str(bool(await spend(request, value_of(units), rule=rule)))
         if "x-strike" in request.headers:
             weight, _, policy = request.headers["x-strike"].partition(",")
-            ban = await slidegate.strike(request, number_or_text(weight), "wrong\npassword", policy=policy or None)
+            ban = await slidegate.strike(request, value_of(weight), "wrong\npassword", policy=policy or None)
             made.headers["x-struck"] = f"{ban.by}, {ban.reason}" if ban else "no"
         return made
 

@@ -24,8 +24,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import (
     BanPolicy,
-    ConfigurationError,
-    Decision,
     Limiter,
     Quota,
     RateLimitMiddleware,
@@ -36,7 +34,7 @@ from slidegate import (
     strike,
 )
 
-from ..asgi import PEER, call, scope_of
+from ..asgi import PEER, scope_of
 from ..redis_servers import AT_REDIS, free_port, until
 from ..remote_stores import SlowStore
 from ..skips import needs_lmdb
@@ -299,72 +297,6 @@ async def test_what_is_charged_and_refunded_together_is_one_call_of_redis(url: s
             assert await spent(limiter) == expected
             await limiter.reset(PEER)
     assert min(calls) == 1
-
-
-async def asked_of_an_endpoint(ask: Callable[[Request], Awaitable[Any]], rules: list[Rule] = RULES) -> tuple[Any, str]:
-    """Return what a call at an endpoint answers, and the fields of the response that follows."""
-    told = list[Any]()
-
-    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            told.append(await ask(Request(scope)))
-        except ConfigurationError as error:
-            told.append(str(error))
-        await PlainTextResponse("hi")(scope, receive, send)
-
-    answer = await call(RateLimitMiddleware(endpoint, rules=rules))
-    return told[0], answer.headers.get("ratelimit", "")
-
-
-async def test_the_answer_shows_what_is_left_under_each_rule() -> None:
-    settled, shown = await asked_of_an_endpoint(lambda request: settle(request, {"tokens": 7, "cents": 130}))
-    assert settled is True
-    assert [part.split(";")[:2] for part in shown.split(", ")] == [['"tokens"', "r=993"], ['"cents"', "r=870"]]
-    charged, shown = await asked_of_an_endpoint(lambda request: charge(request, {"tokens": 7, "cents": 130}))
-    assert isinstance(charged, Decision)
-    assert [state.used for state in charged.states] == [107, 230]
-    assert [part.split(";")[:2] for part in shown.split(", ")] == [['"tokens"', "r=893"], ['"cents"', "r=770"]]
-
-
-async def test_a_rule_that_does_not_count_a_request_is_left_out() -> None:
-    rules = [RULES[0], Rule("/other", "5/minute", name="other")]
-    settled, shown = await asked_of_an_endpoint(lambda request: settle(request, {"other": 3, "tokens": 7}), rules)
-    assert (settled, shown.split(";")[1]) == (True, "r=993")
-    charged, shown = await asked_of_an_endpoint(lambda request: charge(request, {"other": 3, "tokens": 7}), rules)
-    assert [state.used for state in charged.states] == [107]
-    alone, shown = await asked_of_an_endpoint(lambda request: charge(request, {"other": 3}), rules)
-    assert alone.reason == "exempt"
-    assert await asked_of_an_endpoint(lambda request: settle(request, {"other": 3}), rules) == (False, shown)
-
-
-@pytest.mark.parametrize("do", [charge, settle])
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"tokens": 5, "cents": 2.5}, "expected a whole number, 0 or more, for example 1, not 2.5"),
-        ({"tokens": 5, "cent": 2}, "name one of them, not 'cent'; did you mean 'cents'?"),
-        ({5: 5}, "name one of them, not 5"),
-    ],
-)
-async def test_of_wrong_units_nothing_is_charged(do: Any, given: Any, message: str) -> None:
-    told, shown = await asked_of_an_endpoint(lambda request: do(request, given))
-    assert message in told
-    assert "r=900" in shown
-
-
-@pytest.mark.parametrize("do", [charge, settle])
-async def test_rules_of_different_limiters_are_not_charged_at_once(do: Any) -> None:
-    told = list[str]()
-
-    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-        with pytest.raises(ConfigurationError) as caught:
-            await do(Request(scope), {"tokens": 5, "cents": 5})
-        told.append(str(caught.value))
-
-    inner = RateLimitMiddleware(endpoint, rules=RULES[:1])
-    await RateLimitMiddleware(inner, rules=RULES[1:])(scope_of(), _receive_nothing, _send_nothing)
-    (message,) = told
-    assert "the rules 'tokens', 'cents' count in different limiters; write one call for each" in message
 
 
 # -- a server that ends ------------------------------------------------------------------------------------------------
