@@ -16,11 +16,10 @@ from slidegate import (
     RateLimit,
     RateLimitExceeded,
     RateLimitMiddleware,
-    Rule,
     rate_limit_exceeded,
 )
 
-from ..asgi import Answer, call, scope_of, send_scope, statuses
+from ..asgi import Answer, call, scope_of, send_scope
 from .middlewares import FORMS, fields, greet
 
 HANDLERS = {RateLimitExceeded: rate_limit_exceeded}
@@ -136,14 +135,3 @@ async def test_an_operator_changes_the_limit_of_one_endpoint_alone() -> None:
         assert statuses == [429] * len(statuses)
         assert (await call(middleware, path, method)).status == 200
         await middleware.limiter.restore(name)
-
-
-async def test_a_limit_that_is_met_later_has_the_limits_of_the_rule_with_its_name_and_is_found_once() -> None:
-    app = RateLimitMiddleware(
-        FORMS["checked"](RateLimit("1/minute", name="login"), wanted), rules=[Rule("*", "3/minute", name="login")]
-    )
-    assert await statuses(app, 4) == [200, 200, 200, 429]
-    assert [str(finding) for finding in app.findings] == [
-        "SG143: the name 'login' has the limits 3/1m in the middleware, which count for all, and 1/1m in "
-        "RateLimit at GET,POST,PUT /; write the same, or another name"
-    ]
