@@ -26,9 +26,11 @@ from slidegate.core.logs import MAX_CHARS, Throttle, escaped
 from slidegate.limiter import aio
 from slidegate.limiter.aio import in_background, to_the_end
 from slidegate.networks.lists import read_entries
+from slidegate.networks.mcp import mcp_tool
 from slidegate.ops.replay.lines import parse_line
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.client_ip import read_node, split_forwarded, split_list
+from slidegate.web.client_ip import client_ip, read_node, split_forwarded, split_list
+from slidegate.web.keys import cookie, header, query
 from slidegate.web.visit import Visit
 from slidegate.web.waiting import ReadAhead
 
@@ -222,6 +224,21 @@ def path(text: str) -> None:
         assert text.endswith("/ok") or answer.headers["ratelimit"]
 
 
+FIELDS = ("authorization", "host", "cookie", "mcp-name", "x-forwarded-for", "forwarded")
+KEYS = [header("Authorization"), header("Host"), cookie("a"), query("a"), mcp_tool("a", validated=True)]
+KEYS += [client_ip(1), client_ip(["203.0.113.0/24"], header="forwarded")]
+TOOL_CALL = [(b"mcp-protocol-version", b"2026-07-28"), (b"mcp-method", b"tools/call")]
+
+
+def keys(text: str) -> None:
+    value = text.encode()
+    scope = scope_of(
+        method="POST", query_string=value, headers=[*((one.encode(), value) for one in FIELDS), *TOOL_CALL]
+    )
+    for key in KEYS:
+        key.find(scope, Limiter(), "client")
+
+
 LOG_BEGINNINGS = (
     "192.0.2.7 - - [",
     "{",
@@ -243,6 +260,7 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     "network": (parse_network, ("", "192.0.2.0/", "::", "2001:db8::/", "fe80::1%")),
     "key": (canonical_key, ("x", "192.0.2.0/", "2001:db8::/")),
     "access log": (parse_line, ("", *LOG_BEGINNINGS)),
+    "keys": (keys, ("", "a=", 'a="', "Basic ", "Bearer eyJ", "=?base64?")),
 }
 READERS["list"] = entries, ("", "192.0.2.7 ", "192.0.2.7 1 ", "192.0.2.0 -")
 

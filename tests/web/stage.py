@@ -641,8 +641,8 @@ class Stage:
         self.observer.events.clear()
         return "\n".join(" ".join(f"{name}={value}" for name, value in one.items() if value) for one in said)
 
-    def _outage(self, said: str = "gone", concerns: Any = "server") -> None:
-        self.remote.error = StoreUnavailable(said, concerns=concerns)
+    def _outage(self, said: str = "gone") -> None:
+        self.remote.error = StoreUnavailable(said)
 
     def _breaks(self) -> None:
         self.remote.error = ConfigurationError("no such store")
