@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,46 +27,36 @@ from slidegate import (
 )
 from slidegate.core.buckets import Bucket
 from slidegate.core.limit_texts import parse_limits
-from slidegate.events import Event
+from slidegate.testing import RecordingObserver
 
 from ..asgi import PEER, Answer, call, hello, scope_of, send_scope, statuses
 
-REFUSED: dict[str, Callable[[], dict[str, Any]]] = {
-    "listed": lambda: {"blocklist": Networks([PEER])},
-    "blocked": lambda: {"rules": [Rule("*", block=True)]},
-    "limited": lambda: {"limits": "1/hour"},
-    "banned": lambda: {"limits": "1/hour", "bans": BanPolicy("1/hour", "1h")},
-    "two limits": lambda: {"limits": "1/hour; 5/day"},
-}
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"blocklist": Networks([PEER])},
+        {"rules": [Rule("*", block=True)]},
+        {"limits": "1/hour; 5/day"},
+        {"limits": "1/hour", "bans": BanPolicy("1/hour", "1h")},
+    ],
+    ids=str,
+)
+async def test_a_layer_around_may_change_the_fields_of_an_answer_in_place(options: dict[str, Any]) -> None:
+    refusing = RateLimitMiddleware(hello, **options)
 
-def numbered(app: ASGIApp) -> ASGIApp:
-    """Return an application that adds a field to the list of fields of each answer, as many layers do."""
-    answers: list[bytes] = []
-
-    async def add(scope: Scope, receive: Receive, send: Send) -> None:
-        answers.append(b"%d" % len(answers))
-        own = answers[-1]
-
+    async def adding(scope: Scope, receive: Receive, send: Send) -> None:
         async def added(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"].append((b"x-request-id", own))
+                message["headers"].append((b"x-request-id", scope["path"].encode()))
             await send(message)
 
-        await app(scope, receive, added)
+        await refusing(scope, receive, added)
 
-    return add
-
-
-@pytest.mark.parametrize("refused", REFUSED)
-async def test_a_layer_around_may_change_the_fields_of_an_answer_in_place(refused: str) -> None:
-    app = numbered(RateLimitMiddleware(hello, **REFUSED[refused]()))
-    ids: list[list[bytes]] = []
-    for _ in range(4):
-        answer = await call(app)
-        ids.append([value for name, value in answer.start["headers"] if name == b"x-request-id"])
-    assert answer.status in (403, 429)
-    assert ids == [[b"0"], [b"1"], [b"2"], [b"3"]]
+    answers = [await call(adding, f"/{number}") for number in range(4)]
+    assert answers[-1].status in (403, 429)
+    added = [[value for name, value in answer.start["headers"] if name == b"x-request-id"] for answer in answers]
+    assert added == [[b"/0"], [b"/1"], [b"/2"], [b"/3"]]
 
 
 async def test_a_scope_that_its_application_has_emptied_fails_no_request() -> None:
@@ -79,17 +68,6 @@ async def test_a_scope_that_its_application_has_emptied_fails_no_request() -> No
 
 
 # -- limits that endpoints ask for themselves --------------------------------------------------------------------------
-
-
-def refusals_of(limiter: Limiter) -> list[str]:
-    told: list[str] = []
-
-    def tell(event: Event) -> None:
-        if event.kind == "refused":
-            told.append(event.details["rule"])
-
-    limiter.observe(tell)
-    return told
 
 
 async def chats(app: ASGIApp) -> tuple[list[str], list[Any]]:
@@ -116,11 +94,12 @@ async def test_of_the_refusals_of_a_websocket_the_one_that_ends_it_is_an_event(i
             await websocket.accept()
         await websocket.close()
 
-    limiter = Limiter()
-    told = refusals_of(limiter)
+    ear = RecordingObserver()
+    limiter = Limiter(observers=[ear])
     app = RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/ws", chat)]), limiter=limiter)
     codes = [(await chats(app))[1][-1] for _ in range(3)]
     assert codes == ([1000, 1013, 1013] if is_accepted else [1000] * 3)
+    told = [event.details["rule"] for event in ear.events if event.kind == "refused"]
     assert told == ["third"] * 2 * is_accepted
 
 

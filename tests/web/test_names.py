@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
@@ -19,16 +19,12 @@ from slidegate import (
     rate_limit_exceeded,
 )
 
-from ..asgi import Answer, call, scope_of, send_scope
-from .middlewares import FORMS, fields, greet
+from ..asgi import call
+from .middlewares import fields
 
 HANDLERS = {RateLimitExceeded: rate_limit_exceeded}
 MODULES = ("tests", "slidegate", "locals")
 """Parts of the places of functions here; none of them is a part of a path."""
-
-
-async def wanted(request: Request) -> Response:
-    return PlainTextResponse("hi")
 
 
 async def without_router(scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,38 +54,14 @@ def calling() -> ASGIApp:
     return app
 
 
-def with_socket() -> ASGIApp:
-    app = FastAPI(exception_handlers=HANDLERS)
-    app.websocket("/", dependencies=[Depends(RateLimit("1/hour"))])(greet)
-    return app
-
-
-def by_form(form: Callable[..., ASGIApp], limit: RateLimit) -> Callable[[], ASGIApp]:
-    return lambda: form(limit, wanted, exception_handlers=HANDLERS)
-
-
-UNNAMED: dict[str, Callable[[], ASGIApp]] = {
-    **{where: by_form(form, RateLimit("1/hour")) for where, form in FORMS.items()},
-    "by a function": by_form(FORMS["decorator"], RateLimit(limits=lambda request: "1/hour")),
-    "two windows": by_form(FORMS["decorator"], RateLimit("1/hour; 9/day")),
-    "permits": by_form(FORMS["decorator"], RateLimit("1/hour", concurrency=2)),
-    "limited function": calling,
-    "websocket": with_socket,
-    "no router": lambda: without_router,
-}
-"""Every way to a limit without a name."""
-
-
-async def asked(app: ASGIApp, where: str) -> Answer:
-    if where == "websocket":
-        return await send_scope(app, scope_of(type="websocket", extensions={"websocket.http.response": {}}))
-    return await call(app)
+UNNAMED: dict[str, Callable[[], ASGIApp]] = {"limited function": calling, "no router": lambda: without_router}
 
 
 @pytest.mark.parametrize("where", UNNAMED)
 async def test_no_answer_names_a_module_of_the_application(where: str) -> None:
+    """Nor does one of a limit at an endpoint in any of its forms: scenarios/refusals.txt."""
     app = RateLimitMiddleware(UNNAMED[where]())
-    answers = [await asked(app, where) for _ in range(2)]
+    answers = [await call(app) for _ in range(2)]
     assert [answer.status for answer in answers[1:]] == [429]
     sent = str([answer.messages for answer in answers])
     assert [module for module in MODULES if module in sent] == []
