@@ -249,47 +249,36 @@ async def test_a_request_whose_scope_has_something_else_at_our_place_is_counted(
     assert await statuses(app, 2, "/health", slidegate=value) == [200, 200]
 
 
-OPTIONS = ["key", "cost", "when", "fair", "limits", "on_refused"]
+OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    **{name: lambda function, name=name: {"limits": "1/minute", name: function} for name in ("key", "cost", "when")},
+    "fair": lambda function: {"limits": "1/minute", "fair": function, "wait": "1s", "concurrency": 5},
+    "limits": lambda function: {"limits": function, "fallback_limits": "1/minute"},
+    "on_refused": lambda function: {"limits": "1/minute"},
+}
+"""Where a rule, or its middleware, has a function."""
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
 @pytest.mark.parametrize("option", OPTIONS)
-async def test_a_function_that_awaits_what_somebody_else_has_cancelled_fails_and_the_request_goes_on(
-    option: str, caplog: pytest.LogCaptureFixture
+async def test_a_function_that_awaits_what_somebody_else_has_cancelled_fails_and_one_that_is_cancelled_ends(
+    option: str, caplog: pytest.LogCaptureFixture, *, is_cancelled: bool
 ) -> None:
-    shared = asyncio.get_running_loop().create_future()
-    shared.cancel()
-    app = guarded(option, lambda: shared)
-    assert await statuses(app, 2) == [200, 429]
-    assert "CancelledError" in caplog.text
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-async def test_a_request_that_is_cancelled_in_a_function_ends(option: str) -> None:
-    reached = asyncio.Event()
-
-    def wait() -> asyncio.Future[None]:
-        reached.set()
-        return asyncio.get_running_loop().create_future()
-
-    app = guarded(option, wait)
-    request = asyncio.create_task(statuses(app, 2))
-    await reached.wait()
-    request.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await request
-
-
-def guarded(option: str, wait: Callable[[], asyncio.Future[None]]) -> Any:
-    """Return an application with a limit of one request, and an option whose function waits for something."""
+    reached, shared = asyncio.Event(), asyncio.get_running_loop().create_future()
 
     async def function(*_: Any) -> Any:
-        await wait()
+        reached.set()
+        await shared
 
-    options: dict[str, Any] = {option: function}
-    if option == "on_refused":
-        return RateLimitMiddleware(hello, rules=[Rule("*", "1/minute")], on_refused=function)
-    if option == "limits":
-        options = {"limits": function, "fallback_limits": "1/minute"}
-    if option == "fair":
-        options |= {"wait": "1s", "concurrency": 5}
-    return RateLimitMiddleware(hello, rules=[Rule("*", **{"limits": "1/minute", **options})])
+    if is_cancelled:
+        shared.cancel()
+    on_refused = function if option == "on_refused" else None
+    app = RateLimitMiddleware(hello, rules=[Rule("*", **OPTIONS[option](function))], on_refused=on_refused)
+    requests = asyncio.create_task(statuses(app, 2))
+    if is_cancelled:
+        assert await requests == [200, 429]
+        assert "CancelledError" in caplog.text
+        return
+    await reached.wait()
+    requests.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await requests
