@@ -79,7 +79,6 @@ import slidegate
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_key
 from slidegate.core import StoreUnavailable
 from slidegate.core.durations import read_span_us
-from slidegate.core.errors import closest
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock, limits_clock
 
@@ -156,7 +155,6 @@ FIRST_USES: dict[str, Any] = {
     "503": PlainTextResponse("try again", 503),
     "silent": lambda *given: asyncio.sleep(0),
 }
-REQUEST_OPTIONS = ("answers", "client", "leaves", "method", "root_path", "server", "show", "times", "user", "with")
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "VERSION-CONTROL", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
 
@@ -399,22 +397,10 @@ class Stage:
                 words = [*paths, *given]
             if verb in LIFTED:
                 return "" if await getattr(self.limiter, verb)(*words) else "there is none"
-            said = self._method(verb)(*words, **options)
+            said = getattr(self, f"_{verb}")(*words, **options)
             return (said if said is None or isinstance(said, str) else await said) or ""
         except ConfigurationError as error:
             return f"ConfigurationError: {error}".replace(f"{self.files.directory}/", "")
-
-    def _method(self, verb: str) -> Callable[..., Any]:
-        """Return what carries out a word.
-
-        Raises:
-            LookupError: It is none of a scenario.
-        """
-        method = getattr(self, f"_{verb}", None)
-        if method is None:
-            words = [name[1:] for name in dir(self) if name.startswith("_") and not name.startswith("__")]
-            raise LookupError(f"no scenario has the word {verb!r}{closest(verb, [*words, *METHODS_SENT])}")
-        return method
 
     async def _requests(self, method: str, path: str, *words: str) -> str:
         show, scopes = self._scopes(method, path, *words)
@@ -443,7 +429,7 @@ class Stage:
         if "user" in given:
             more["state"] = {"user": given.pop("user")}
         for name in filter(str.islower, given):  # fields begin with a capital: a misspelt option would be one of them
-            raise LookupError(f"no request has the option {name!r}{closest(name, REQUEST_OPTIONS)}")
+            raise LookupError(f"no request has the option {name!r}")
         found: list[Scope] = []
         for _, status, client in zip(range(times), cycle(statuses), clients, strict=False):
             headers = {**given, **(PREFLIGHT if method == "PREFLIGHT" else {}), "X-Status": status}
@@ -589,16 +575,9 @@ class Stage:
         found = await self.limiter.inspect(key, *limits)
         return "\n".join(f"{one.rule}: {one.used} of {one.limit}".partition(" from ")[0] for one in found.windows)
 
-    async def _hit(self, name: str, key: str = PEER) -> None:
-        rule = next(one for one in self.app.rules if one.label == name)
-        self.charged = await self.limiter.hit(key, rule.limits, rule=name)
-
     async def _settle(self, used: str, rule: str, copy: str = "") -> str:
         """Settle what the last request reserved, by its scope or a copy, as a task does that outlives its answer."""
         return str(await slidegate.settle(Request(self.scopes[bool(copy)]), int(used), rule=rule))
-
-    async def _refund(self) -> str:
-        return "" if await self.limiter.refund(self.charged) else "there is none"
 
     async def _bans(self) -> str:
         return "\n".join([f"{ban.key} by {ban.by}, level {ban.level}" async for ban in self.limiter.bans()] or ["none"])

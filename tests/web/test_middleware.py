@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
-from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -86,23 +85,6 @@ async def test_an_answer_that_breaks_after_its_start_is_not_started_twice() -> N
     assert (repr(error), answer.messages) == ("KeyError('half')", [answer.start])
 
 
-class Mixed(HTTPEndpoint):
-    @RateLimit.exempt
-    async def get(self, request: Request) -> PlainTextResponse:
-        return await page(request)
-
-
-@pytest.mark.parametrize(
-    "endpoint", [Mixed, RateLimit.exempt(type("Whole", (Mixed,), {})), Mixed(scope_of(), id, id).get]
-)
-@pytest.mark.parametrize("options", [{"default_limits": "2/minute"}, {"limits": "2/minute"}])
-async def test_a_class_or_a_method_of_it_is_exempt_from_default_limits_alone(
-    endpoint: Any, options: dict[str, Any]
-) -> None:
-    app = RateLimitMiddleware(Starlette(routes=[Route("/", endpoint)]), **options)
-    assert await statuses(app, 3) == [200, 200, 200 if "default_limits" in options else 429]
-
-
 @pytest.mark.parametrize("count_if", [None, lambda status: True])
 @pytest.mark.parametrize("headers", [[7], [(None, b"a")], None])
 async def test_a_client_gets_the_default_answer_where_the_fields_of_another_one_cannot_be_read(
@@ -143,6 +125,7 @@ def with_defaults(app: ASGIApp) -> RateLimitMiddleware:
 
 Base = RateLimit.exempt(class_of(page))
 Child = type("Child", (Base,), {})
+Mixed = class_of(page, RateLimit.exempt)
 API = Router([Route("/api", page)])
 INNER = [Route("/items/{item:int}", page), Route("/", health)]
 ROUTES = [
@@ -155,6 +138,8 @@ ROUTES = [
     Route("/limited", RateLimit("30/minute", name="own")(RateLimit.exempt(around(page)))),
     Route("/base", Base),
     Route("/child", Child),
+    Route("/mixed", Mixed),
+    Route("/method", Mixed(scope_of(), id, id).get),
     Mount("/v1/{tenant}", routes=INNER),
     Mount("/raw", hello),
     Mount("/exempt", RateLimit.exempt(StaticFiles(directory=Path(__file__).parent))),
@@ -179,6 +164,8 @@ BUCKETS = {
     "GET /above": "exempt",
     "GET /limited": "own",
     "GET /base": "exempt",
+    "GET /mixed": "exempt",
+    "GET /method": "exempt",
     "GET /child": "per-route * /child",
     "GET /v1/ann/items/1": "per-route GET /v1/{tenant}/items/{item}",
     "GET /v1/ann/": "exempt",
@@ -205,6 +192,7 @@ async def test_each_route_is_a_bucket_unless_it_is_exempt(stack: list[Any]) -> N
         scope = scope_of(f"/{expanded(path)}", method, headers={"host": host or "example.com"})
         await send_scope(middleware, scope)
         assert (", ".join(charged(scope)) or "exempt") == bucket, request_line
+    assert await statuses(RateLimitMiddleware(app, limits="1/minute"), 2, "/base") == [200, 429], "of other limits"
 
 
 # -- messages of websockets --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from starlette.routing import Mount, Route
 
 from slidegate import (
     BanPolicy,
+    Limiter,
     MessageLimits,
     Networks,
     RateLimit,
@@ -21,7 +22,7 @@ from slidegate import (
     user,
 )
 from slidegate.limiter.workers import RULES, WORKERS
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 
 from ..asgi import PEER, hello, page, statuses
 from ..ops.shared_rows import SharedRows, limiter_on
@@ -86,43 +87,25 @@ async def test_a_text_that_is_gone_is_written_again_and_one_of_a_later_version_i
     rows = SharedRows(FakeClock())
     app = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter_on(rows))
 
-    async def written() -> list[Any]:
+    async def written(tool: Limiter) -> list[Any]:
         app.limiter.engine.workers.due_s = 0.0
         rows.clock.advance("1s")
         assert await statuses(app, 1) == [200]
         await turns()
-        return [
-            (one.is_readable, [rule.name for rule in one.rules if rule.limit])
-            for one in await limiter_on(rows).published()
-        ]
+        return [(one.is_readable, [rule.name for rule in one.rules if rule.limit]) for one in await tool.published()]
 
-    assert await written() == [(True, ["default"])]
+    assert await written(limiter_on(rows)) == [(True, ["default"])]
     for name in [name for name in rows.rows if name[0] == RULES]:
         del rows.rows[name]
-    assert [one.is_readable for one in await limiter_on(rows).published()] == [False]
-    assert await written() == [(True, ["default"])]
+    tool = limiter_on(rows)
+    assert [one.is_readable for one in await tool.published()] == [False]
+    assert await written(tool) == [(True, ["default"])], "it is not remembered that there was none"
     for name, (_, until_us) in {**rows.rows}.items():
         if name[0] == RULES:
             rows.rows[name] = json.dumps({"version": 9}).encode(), until_us
     tool = limiter_on(rows)
     assert [one.is_readable for one in await tool.published()] == [False]
     assert not (await tool.override("anything", "5/minute", "1h")).is_published
-
-
-async def test_a_text_that_was_gone_when_it_was_asked_for_is_asked_for_again() -> None:
-    """What is not there is not remembered: it may be there the next time."""
-    rows = SharedRows(FakeClock())
-    told = RecordingObserver()
-    own, other = limiter_on(rows, secret="a" * 16, observers=[told]), limiter_on(rows, secret="b" * 16)
-    apps = [RateLimitMiddleware(hello, limits="5/minute", limiter=limiter) for limiter in (own, other)]
-    await other.engine.workers.write(1.0)
-    for name in [name for name in rows.rows if name[0] == RULES]:
-        del rows.rows[name]
-    assert [(one.same_secret, one.is_readable) for one in await own.published()] == [(True, True), (False, False)]
-    await own.engine.workers.write(1.0)
-    assert told.kinds == ["secret_differs"]
-    assert [(one.same_secret, one.is_readable) for one in await own.published()] == [(True, True), (False, True)]
-    assert [app.limiter for app in apps] == [own, other]
 
 
 class Endpoint(HTTPEndpoint):
