@@ -25,7 +25,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > mount /v1 /a                            an endpoint of a mounted application; `mount /v1 /a unknown` has no routes
     > socket /a RateLimit("1/hour")           a websocket's endpoint, a class, or a function that depends=[...]; or what
                                               asks=RateLimit(...) for each message, patient=True: also when refused
-    > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes; `copy a.toml b.toml`; it stands
+    > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes; it stands
                                               before `site` if that reads it
     > file a.toml                             the middleware of that file, and options in code; `file a.toml store` with
                                               a store of its own
@@ -332,9 +332,6 @@ class Stage:
 
     def _write(self, name: str, *lines: str) -> None:
         self.files.write(name, "".join(f"{line}\n" for line in lines))
-
-    def _copy(self, name: str, copied: str) -> None:
-        self.files.write(copied, (self.files.directory / name).read_bytes())
 
     def _file(self, name: str, own: Any = False, **options: Any) -> None:
         options |= {} if own else {"limiter": self.limiter}
