@@ -568,10 +568,6 @@ class Stage:
         ban = await self.limiter.banned(key)
         return ban.key if ban else "no"
 
-    async def _inspect(self, key: str, *limits: Any) -> str:
-        found = await self.limiter.inspect(key, *limits)
-        return "\n".join(f"{one.rule}: {one.used} of {one.limit}".partition(" from ")[0] for one in found.windows)
-
     async def _settle(self, used: str, rule: str, copy: str = "") -> str:
         """Settle what the last request reserved, by its scope or a copy, as a task does that outlives its answer."""
         return str(await slidegate.settle(Request(self.scopes[bool(copy)]), int(used), rule=rule))
@@ -660,5 +656,5 @@ class Stage:
 
 LIFTED = ("restore", "unban", "reset")
 """Verbs that are methods of the limiter, and say whether there was something."""
-AS_IN_CODE = ("site", "everywhere", "forms", "rule", "around", "application", "endpoint", "socket", "inspect", "file")
+AS_IN_CODE = ("site", "everywhere", "forms", "rule", "around", "application", "endpoint", "socket", "file")
 """Verbs of which the rest is written as in code."""

@@ -45,7 +45,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.keys import everyone, header
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
-from .middlewares import FORMS, Listener, greet, starlette
+from .middlewares import FORMS, Listener, SocketClient, greet, starlette
 from .stage import end_of
 
 DRAFT: Final = {b"ratelimit", b"ratelimit-policy"}
@@ -228,22 +228,13 @@ async def test_a_websocket_is_closed_to_who_goes_on_after_the_call() -> None:
         await send({"type": "websocket.accept"})
 
     app = RateLimitMiddleware(talk, limits="5/hour", messages=MessageLimits("9/second"))
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return {"type": "websocket.connect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    await app({**scope_of("/"), "type": "websocket"}, receive, send)
-    assert [message["type"] for message in sent] == ["websocket.accept"]
+    client = await SocketClient().run(app)
     receive_late, send_late = kept
     assert await receive_late() == {"type": "websocket.disconnect", "code": 1006}
     with pytest.raises(OSError, match="closed"):
         await send_late({"type": "websocket.send", "text": "late"})
     await send_late({"type": "websocket.close"})  # as Starlette does in its `finally`
-    assert len(sent) == 1
+    assert [message["type"] for message in client.came] == ["websocket.accept"]
 
 
 # -- limits that meet on the way of one request ------------------------------------------------------------------------
