@@ -126,6 +126,24 @@ def test_a_start_waits_until_what_is_kept_is_read(machine: Machine, monkeypatch:
         machine.restart("3")
 
 
+def test_a_row_that_changes_while_it_is_copied_is_copied_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = [(Bucket("plan", [Quota("5/month")]), "user:ann", 1)]
+    store, write, more = machine.store(), Kept._write, [plan] * 3
+
+    def write_and_hit(self: Kept, changes: Any) -> None:
+        write(self, changes)
+        while more:
+            store.hit(more.pop())
+
+    monkeypatch.setattr(Kept, "_write", write_and_hit)
+    store.hit(plan)
+    store.bans.ban("user:eve", None, "by request", "ann")
+    os.unlink(machine.path / machine.files[0])  # without what closing the store would copy
+    assert machine.restart("2").hit(plan).remaining == 0
+
+
 def test_a_file_that_is_kept_and_was_damaged_or_cut_off_kills_nobody_and_is_told(
     machine: Machine, rng: random.Random
 ) -> None:
