@@ -52,11 +52,11 @@ class Facts(NamedTuple):
 
     @property
     def refused_by(self) -> Fact | None:
-        """The row that refuses the key now: one for every request, if there is one; None if nothing here refuses it."""
+        """The row that refuses the key now, or else a full window that may, one for every request if there is one."""
         if self.off is not None:
             return None
-        refusing = [row for row in self.rows if row.does is Verdict.REFUSES]
-        return min(refusing, key=lambda row: row.requests != EVERY, default=None)
+        refusing = [row for row in self.rows if row.does is Verdict.REFUSES or row.may_refuse]
+        return min(refusing, key=lambda row: (row.may_refuse, row.requests != EVERY), default=None)
 
 
 def answer_of(facts: Facts) -> dict[str, Any]:

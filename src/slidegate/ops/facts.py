@@ -70,6 +70,11 @@ class Fact(NamedTuple):
     window: LimitState | None = None
     ban: Ban | None = None
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether it is a limit without room, to which something else must be added for a refusal."""
+        return self.does is Verdict.MAY_REFUSE and self.window is not None and not self.window.remaining
+
     def until_us(self, now_us: int) -> int | None:
         """Return until when it refuses, in Unix time; None if that is unknown."""
         if self.ban is not None:

@@ -323,7 +323,7 @@ class Terminal:
     def _explain(self, *words: str) -> str:
         """Explain in text, without what all explanations of workers without statistics have; 1 means refused."""
         shown = self._brief("explain", *words)
-        assert shown.endswith("\nexit 1") == (": refused by " in shown)
+        assert shown.endswith("\nexit 1") == (" refused by " in shown)
         return shown.removesuffix("\nexit 1")
 
     def _simulate(self, *words: str) -> str:
