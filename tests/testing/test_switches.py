@@ -187,7 +187,7 @@ def test_the_contract_of_stores_runs_where_it_is_copied_to(tmp_path: Path) -> No
     page = (ROOT / "examples" / "own_store" / "README.md").read_text("utf-8")
     (code,) = [block.code for block in blocks(page) if block.mark == "file"]
     (tmp_path / "tests" / "test_my_store.py").write_text(code, "utf-8")
-    assert passed("-W", "error", "tests/test_my_store.py", path=tmp_path) > 20
+    assert passed("-W", "error", "tests/test_my_store.py", path=tmp_path) > 25
 
 
 WRONG = """
