@@ -88,8 +88,6 @@ LISTS = {"bans", "lines", "networks", "observers", "rules", "statuses", "trusted
 OBJECTS = {"transport", "allowlist", "blocklist", "client", "decision", "limiter", "messages", "policy", "rule"}
 OBJECTS |= {"meter_provider", "registry"}
 """Arguments that are asked for an attribute, or looked up by name: values of other types fail at once, too."""
-ITERATED_OR_OPENED = {("Networks.from_file", "path"), ("network", "path"), ("combine", "keys")}
-"""Arguments of one function of which the same is true."""
 NOT_CALLED = {"Decision", "ConfigurationError", "RateLimitExceeded", "SlidegateError", "StoreError"}
 """What users receive."""
 METHODS = [
@@ -149,8 +147,7 @@ async def problem_of(function: Callable[..., Any], name: str, way: str) -> str |
             await answer
     except Exception as error:
         said = shown_by(error)
-        is_listed = name in LISTS | OBJECTS or (getattr(function, "__qualname__", ""), name) in ITERATED_OR_OPENED
-        is_iterated = is_listed and isinstance(error, (TypeError, AttributeError))
+        is_iterated = name in LISTS | OBJECTS and isinstance(error, (TypeError, AttributeError))
         if not (is_iterated or way in ADDRESSES or isinstance(error, SlidegateError)):
             return f"{name}={type(value).__name__}, {way}: {error!r:.80}"
     if PASSWORD in said and (getattr(function, "__name__", ""), way) not in NO_ADDRESSES:
