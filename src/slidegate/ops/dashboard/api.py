@@ -70,7 +70,7 @@ class Api:
             method: Its method.
             name: Its name.
             fields: The fields of the request.
-            by: The author of changes.
+            by: The author, if it is a change.
 
         Raises:
             ConfigurationError: A field is unknown, missing or invalid. Values that may be secret are not shown.
@@ -101,10 +101,10 @@ class Api:
         return {
             **named(counts, "start_at", "at", "step_s", "seen_s"),
             "workers": as_json(stats.workers),
-            "total": _row_of(stats.total),
-            "rules": {name: _row_of(traffic) for name, traffic in stats.rules.items()},
-            "routes": {name: _row_of(traffic) for name, traffic in stats.routes.items()},
-            "steps": [_row_of(step) for step in stats.steps],
+            "total": _row_of_traffic(stats.total),
+            "rules": {name: _row_of_traffic(traffic) for name, traffic in stats.rules.items()},
+            "routes": {name: _row_of_traffic(traffic) for name, traffic in stats.routes.items()},
+            "steps": [_row_of_traffic(step) for step in stats.steps],
         }
 
     async def read_summary(self) -> dict[str, Any]:
@@ -164,7 +164,8 @@ class Api:
 
         The name ``*`` with the limit ``off`` switches all workers off.
         """
-        changeable, amount = changeable_limits(self._limiter.limits()), limit.strip()
+        changeable = changeable_limits(self._limiter.limits())
+        amount = limit.strip()
         if name in changeable and amount.isdecimal():
             limit = changeable[name].with_amount(amount)
         return row_of_change(await self._limiter.override(name, limit, duration, reason=reason, by=by))
@@ -180,5 +181,5 @@ class Api:
         return {"name": name}
 
 
-def _row_of(traffic: Traffic) -> dict[str, Any]:
+def _row_of_traffic(traffic: Traffic) -> dict[str, Any]:
     return named(traffic, *COUNTS, "limited", "p50_us", "p95_us", "p99_us")

@@ -102,12 +102,13 @@ class Dashboard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            await Router()(scope, receive, send)
+            await Router()(scope, receive, send)  # which answers lifespans, and closes websockets
             return
         is_head = scope["method"] == "HEAD"
         if is_head:
             scope = {**scope, "method": "GET"}
-        request, path = Request(scope, receive), path_below(scope)
+        request = Request(scope, receive)
+        path = path_below(scope)
         try:
             response = await self._respond(request, path)
         except ClientDisconnect:
@@ -116,9 +117,9 @@ class Dashboard:
             problem = problem_of(error)
             if path.startswith("/api/"):
                 response = json_response({"error": problem.detail})
+                response.status_code = problem.status_code
             else:
                 response = self._page.problem(path, problem)
-            response.status_code = problem.status_code
             response.headers.update(problem.headers or {})
         response.headers.update(SECURITY_HEADERS)
         if is_head:
@@ -140,7 +141,7 @@ class Dashboard:
             return RedirectResponse(f"./{_raw_path(request.scope).rpartition('/')[2]}/")
         if request.method == "POST":
             form = dict(parse_qsl((await read_body(request, _FORM)).decode(errors="replace"), keep_blank_values=True))
-            if not self._changes and form.get("do") != "find":
+            if not self._changes and form.get("do") != "find":  # which changes nothing
                 raise HTTPException(403, READ_ONLY)
             return await self._page.submit(path[1:], request.query_params, form, user)
         if not reads:
@@ -151,10 +152,10 @@ class Dashboard:
 
     async def _respond_to_api(self, request: Request, name: str, user: str) -> Response:
         """Return the response of an operation of the API."""
-        method = request.method
         allowed = self._api.operations.get(name)
         if allowed is None:
             raise HTTPException(404, f"There is no api/{escaped(name, 80)}")
+        method = request.method
         if method not in allowed:
             raise HTTPException(405, f"Expected {', '.join(allowed)}.", {"allow": ", ".join([*allowed, "HEAD"])})
         if method != "GET" and not self._changes:

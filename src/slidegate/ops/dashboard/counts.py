@@ -79,8 +79,10 @@ def marks_of(history: Iterable[Action], bans: Iterable[Ban]) -> list[Mark]:
 def curve_of(counts: Counts, marks: Iterable[Mark]) -> Curve:
     """Return the curve of some counts, with what happened in their time."""
     rates = _stacked_rates(counts)
-    steps, highest = len(rates[0]), max(rates[-1], default=0)
+    step_count = len(rates[0])
+    highest = max(rates[-1], default=0)
     power = 10.0 ** floor(log10(highest or 1))
+    # A product may be a rounding error below the value that it stands for.
     top = next(factor * power for factor in _TOPS if factor * power >= highest * 0.999999)
     lines = {}
     for number in reversed(range(len(SERIES))):
@@ -89,13 +91,14 @@ def curve_of(counts: Counts, marks: Iterable[Mark]) -> Curve:
             points = [f"{step + 0.5} {100 - 100 * rate / top:.4g}" for step, rate in enumerate(rates[number])]
             lines[f"s{number}"] = f"M{'L'.join(points)}h0"  # round ends make a dot of a lone value
     places = {(int((mark.at - counts.start_at) // counts.step_s), mark.kind) for mark in marks}
-    marked = sorted((step, kind) for step, kind in places if 0 <= step < steps)
-    return Curve(top, steps, lines, marked)
+    marked = sorted((step, kind) for step, kind in places if 0 <= step < step_count)
+    return Curve(top, step_count, lines, marked)
 
 
 def _stacked_rates(counts: Counts) -> list[list[float]]:
     """Return the requests per minute of each series by step, on top of those before it."""
-    steps, step_s = counts.stats.steps, counts.step_s
+    steps = counts.stats.steps
+    step_s = counts.step_s
     # Workers write every five seconds: most of a running step of five seconds is not written yet.
     if step_s == EVERY_S:
         steps = steps[:-1]

@@ -1,4 +1,4 @@
-"""The line on top of the page: one of four, computed from the rows below it alone.
+"""The line on top of the page: one of five kinds, computed from the rows below it alone.
 
     off, away    the limits are off, or the store is away, and what that means now
     calm         nobody was refused in the last five minutes, or nobody who is not banned by now
@@ -109,7 +109,8 @@ class Line(NamedTuple):
 
 def row_of(client: ClientTraffic, is_banned: bool, many: str = "") -> ClientRow:
     """Return the row of a client, given what is not in its counts."""
-    rule, limits = client.rule, client.amounts.get(client.rule, "")
+    rule = client.rule
+    limits = client.amounts.get(rule, "")
     if client.banned and not limits:  # only a limit that refused has these
         rule = f"ban of {rule}"
     return ClientRow(client.key, rule, limits, client.refused, client.requests, is_banned, many)
@@ -158,6 +159,7 @@ def line_of(refusals: Refusals, limits: Iterable[Any]) -> Line:
 
 
 def _line_of_one(row: ClientRow, refusals: Refusals, limits: Iterable[Any]) -> Line:
+    """Return the line about a client with most of the refusals."""
     text = f"{row.key} has {share(row.refused, refusals.whole)} of {count(refusals.whole)} refusals"
     look = Proposal("look", row.key)
     if not row.many:

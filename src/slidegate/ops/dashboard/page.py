@@ -1,4 +1,4 @@
-"""The page of the dashboard: it draws four views, and its forms change bans and limits."""
+"""The page of the dashboard: it draws the views, and its forms change bans and limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .service import WINDOWS, Service
 from .views import VIEWS, Query
 
 TITLES: Final = {"": "Now", "clients": "Clients", "bans": "Bans", "configuration": "Configuration"}
-"""The views by their path."""
+"""The titles of the views by path; that of a rule or a route has the path of the first."""
 _OPERATIONS: Final = {
     "ban": ("POST", "bans"),
     "unban": ("DELETE", "bans"),
@@ -84,7 +84,7 @@ class Page:
         Args:
             path: The path of the view.
             query: The query of the request.
-            wrong: A form that was refused, with the reason as `text`, to be shown again.
+            wrong: A form that was refused, to be shown again, with the reason as `text`, and the `status` for it.
 
         Raises:
             HTTPException: There is no such view.
@@ -105,7 +105,8 @@ class Page:
 
     async def _notice(self, query: Query) -> str:
         """Return the text about the change that was made just before; empty without one."""
-        done, key = query.get("done"), query.get("key")
+        done = query.get("done")
+        key = query.get("key")
         if done not in _OPERATIONS:
             return ""
         text = "The change is made; all workers know it within a second."
@@ -157,7 +158,8 @@ def _fields_of(form: Mapping[str, str]) -> dict[str, str]:
     """Return the fields of an operation, given those of a form, which may name a key by kind, source and value."""
     fields = dict(form)
     del fields["do"]
-    kind, source = fields.pop("kind", ""), fields.pop("source", "")
+    kind = fields.pop("kind", "")
+    source = fields.pop("source", "")
     if kind:
         fields["key"] = f"{kind}:{source}"
     elif "value" in fields:

@@ -58,8 +58,8 @@ class Bans(NamedTuple):
     """The bans in force.
 
     Attributes:
-        all: All.
-        by_key: The longest of each key.
+        all: Every one, as the store yields them.
+        by_key: Of each key the one that ends last.
         newest: The newest, at most `MAX_BANS`.
     """
 
@@ -68,7 +68,7 @@ class Bans(NamedTuple):
     newest: Sequence[Ban]
 
     def refusing(self, limiter: Limiter, key: Any) -> Ban | None:
-        """Return the longest of those that refuse a key; None for none."""
+        """Return, of those that refuse a key, the one that ends last; None for none."""
         refusing = [self.by_key[banned] for banned in keys_refusing(limiter, key) if banned in self.by_key]
         return max(refusing, key=_end_of, default=None)
 
@@ -105,7 +105,7 @@ class Service:
         self._answers: dict[Any, _Answer] = {}
 
     async def _shared(self, ask: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Return what a function returns for some arguments, which viewers share."""
+        """Return what a function returns for some arguments: a fresh answer that viewers share, or else a new one."""
         if len(self._answers) > MAX_ANSWERS:
             self._answers.clear()
         answer = self._answers.setdefault((ask, *arguments), _Answer())
@@ -147,7 +147,9 @@ class Service:
         return await self._shared(self._read_counts, window, rule, route, up_to_us)
 
     async def _read_counts(self, window: str, rule: str, route: str, up_to_us: int) -> Counts:
-        steps, now_us = steps_of(window), up_to_us or await self.publish()
+        """Read counts up to a moment that counts of clients share, or for 0 up to now."""
+        steps = steps_of(window)
+        now_us = up_to_us or await self.publish()
         if up_to_us:  # the time for which clients are counted: the running minute and the four before it
             client_us, kept = STEPS[CLIENTS]
             first_us = max(now_us // client_us - kept + 1, 0) * client_us
@@ -183,6 +185,7 @@ class Service:
         return line_of(refusals, self.limiter.limits())
 
     async def _read_refusals(self) -> Refusals:
+        """Read who was refused in the last five minutes."""
         counts, ranking, bans, published = await together(
             self.counts(WINDOW), self.clients(), self.bans(), self.published()
         )
@@ -225,7 +228,9 @@ class Service:
         return await self._shared(self._read_bans)
 
     async def _read_bans(self) -> Bans:
-        bans, by_key, newest = list[Ban](), dict[str, Ban](), list[Ban]()
+        bans: list[Ban] = []
+        by_key: dict[str, Ban] = {}
+        newest: list[Ban] = []
         async for ban in self.limiter.bans():
             bans.append(ban)
             by_key[ban.key] = max(ban, by_key.get(ban.key, ban), key=_end_of)

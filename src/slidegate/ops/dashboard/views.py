@@ -44,7 +44,8 @@ async def _traffic(service: Service, query: Query, rule: str = "", route: str = 
 
 async def part(service: Service, query: Query) -> Variables:
     """Return what was counted of the rule or route that the query names, and its clients."""
-    rule, route = query.get("rule", ""), query.get("route", "")
+    rule = query.get("rule", "")
+    route = query.get("route", "")
     traffic, ranking, published = await together(
         _traffic(service, query, rule, route), service.clients(), service.published()
     )
@@ -62,6 +63,7 @@ def _members(ranking: Ranking, rule: str, route: str) -> list[tuple[int, int, st
     members = []
     for client in ranking.each():
         refused = client.refused_by.get(rule, 0)
+        # On the page of a route the rule is empty, and nothing is counted by that.
         passed = client.counted_by.get(rule, client.routes.get(route, 0))
         if passed or refused:
             members.append((refused, passed, client.key))
@@ -90,7 +92,7 @@ async def clients(service: Service, query: Query) -> Variables:
 
 
 async def _ranked(service: Service, ranking: Ranking, bans: Bans) -> list[ClientRow]:
-    """Return the most refused and then the busiest."""
+    """Return the rows of the most refused and of the busiest, the most refused first."""
     listed = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS]).each()
     banned = await service.banned(listed, bans)
     rows = [row_of(client, client.key in banned) for client in listed]
