@@ -65,7 +65,8 @@ def answer_of(facts: Facts) -> dict[str, Any]:
     if facts.off is not None:
         off_until_us = facts.off.until_us
     if facts.refused_by is not None:
-        refused_by, until_us = facts.refused_by.by, facts.refused_by.until_us(facts.now_us)
+        refused_by = facts.refused_by.by
+        until_us = facts.refused_by.until_us(facts.now_us)
     return {
         "key": facts.key,
         "at": seconds(facts.now_us),
@@ -128,32 +129,34 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     Raises:
         StoreError: The store does not answer.
     """
-    reader = FactsOfRules(Subject(limiter, key))
+    maker = FactsOfRules(Subject(limiter, key))
     published = answers.published
     rules = [rule for publication in published for rule in publication.rules]
-    keys = {reader.subject.key, *(reader.subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
-    refusals, left_out = None, [NO_STATISTICS]
+    keys = {maker.subject.key, *(maker.subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
+    refusals = None
+    left_out = [NO_STATISTICS]
     if answers.events is not None:
-        refusals, left_out = _refusals_in(answers.events, keys), []
-        reader.amounts = _amounts_in(answers.rankings, keys)
+        refusals = _refusals_in(answers.events, keys)
+        left_out = []
+        maker.amounts = _amounts_in(answers.rankings, keys)
     overrides = {override.name: override for override in answers.overrides}
     for rule in rules:
         change = overrides.get(rule.name)
         if change is not None and rule.named_limit().takes(change.limit):
-            reader.changed[rule] = change.limit
-    reader.operators = [*filter(is_operator, keys_refusing(limiter, key))]
-    reader.bans = await _bans_among(answers.bans, reader.subject, {*keys, EVERYONE})
-    now_us = await _read_windows(limiter, reader, rules)
-    rows: dict[Fact, int] = {}
+            maker.changed[rule] = change.limit
+    maker.operators = [*filter(is_operator, keys_refusing(limiter, key))]
+    maker.bans = await _bans_among(answers.bans, maker.subject, {*keys, EVERYONE})
+    now_us = await _read_windows(limiter, maker, rules)
+    rows: dict[Fact, int] = {}  # and how many workers have each
     for publication in published or [Publication(0, ())]:  # without rules its bans are known
         if not publication.is_readable:
-            reader.leave_out("rules of another version", f"{publication.workers} workers")
-        for row in dict.fromkeys(reader.rows_of(publication.rules)):
+            maker.leave_out("rules of another version", f"{publication.workers} workers")
+        for row in dict.fromkeys(maker.rows_of(publication.rules)):
             rows[row] = rows.get(row, 0) + publication.workers
     workers = sum(publication.workers for publication in published)
-    of_some = [row._replace(note=joined(row.note, some_workers(having, workers))) for row, having in rows.items()]
-    left_out += reader.left_out()
-    return Facts(reader.subject.key, now_us, workers, overrides.get("*"), of_some, refusals, left_out)
+    noted = [row._replace(note=joined(row.note, some_workers(having, workers))) for row, having in rows.items()]
+    left_out += maker.left_out()
+    return Facts(maker.subject.key, now_us, workers, overrides.get("*"), noted, refusals, left_out)
 
 
 def _amounts_in(rankings: Iterable[Ranking], keys: Collection[str]) -> dict[tuple[str, str], str]:
@@ -178,6 +181,7 @@ async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[st
 
 
 def _refusals_in(events: Iterable[LoggedEvent], keys: Collection[str]) -> list[LoggedEvent]:
+    """Return the first refusals, among events, of requests by some keys."""
     refusals: list[LoggedEvent] = []
     for event in events:
         if event.kind == "refused" and any(event.details.get(field) in keys for field in SUBJECTS):
@@ -185,11 +189,11 @@ def _refusals_in(events: Iterable[LoggedEvent], keys: Collection[str]) -> list[L
     return refusals[:MOST_REFUSALS]
 
 
-async def _read_windows(limiter: Limiter, reader: FactsOfRules, rules: Sequence[PublishedRule]) -> int:
-    """Read all windows in one question to the store; return its Unix time."""
-    places = dict.fromkeys(place for rule in rules for place in reader.places_of(rule))
-    keys: list[tuple[str, dict[str, Any]]] = [(reader.subject.key, {})]  # asks for the time, if there is no window
+async def _read_windows(limiter: Limiter, maker: FactsOfRules, rules: Sequence[PublishedRule]) -> int:
+    """Let a maker have all windows, by one question to the store; return the store's Unix time."""
+    places = dict.fromkeys(place for rule in rules for place in maker.places_of(rule))
+    keys: list[tuple[str, dict[str, Any]]] = [(maker.subject.key, {})]  # asks for the time, if there is no window
     keys += [(key, {bucket: limit}) for key, bucket, limit in places]
-    time, *views = await inspect_keys(limiter, keys)
-    reader.windows = {place: view.windows[0] for place, view in zip(places, views, strict=True)}
-    return time.unix_us
+    own, *others = await inspect_keys(limiter, keys)
+    maker.windows = {place: view.windows[0] for place, view in zip(places, others, strict=True)}
+    return own.unix_us

@@ -81,7 +81,7 @@ class Fact(NamedTuple):
             return self.ban.until_us
         if self.window is None or self.window.retry_after_us is None:
             return None
-        return now_us + (self.window.retry_after_us or self.window.more_after_us)
+        return now_us + (self.window.retry_after_us or self.window.more_after_us)  # 0: room for one, not for its cost
 
 
 def joined(*texts: str) -> str:
@@ -130,7 +130,7 @@ class FactsOfRules:
 
     def rows_of(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         """Yield the rows of equal workers, those of each middleware in the order in which it decides."""
-        names = dict.fromkeys(rule.middleware for rule in rules) or [""]
+        names = dict.fromkeys(rule.middleware for rule in rules) or [""]  # without rules its bans are known
         for name in names:
             where = ""
             if len(names) > 1:

@@ -38,7 +38,8 @@ def rule_rows(published: Sequence[Publication]) -> list[RuleRow]:
     having: dict[tuple[str, str, str, str], int] = {}
     for publication in published:
         # Limits that the text does not tell apart are one row.
-        for row in {(rule.middleware, rule.rule, rule.name, text_of(rule)): None for rule in publication.rules}:
+        described = {(rule.middleware, rule.rule, rule.name, text_of(rule)): None for rule in publication.rules}
+        for row in described:
             having[row] = having.get(row, 0) + publication.workers
     workers = sum(publication.workers for publication in published if publication.is_readable)
     rows = [RuleRow(*row, some_workers(number, workers)) for row, number in having.items()]
@@ -101,16 +102,16 @@ class LimitRow(NamedTuple):
     amount: int | None
 
 
-def limit_rows(limits: Iterable[Any]) -> list[LimitRow]:
-    """Return the limits of this process."""
-    changeable = changeable_limits(limits)
+def limit_rows(limits: Sequence[Any]) -> list[LimitRow]:
+    """Return the rows of the limits of this process."""
+    by_name = changeable_limits(limits)
     rows = []
     for limit in limits:
-        text, configured, amount = BY_FUNCTION, BY_FUNCTION, None
+        in_force, configured, amount = BY_FUNCTION, BY_FUNCTION, None
         if limit.changeable:
-            text, configured, amount = str(limit.limit), str(limit.configured), limit.limit.amount
-        is_changeable = changeable.get(limit.name) is limit
-        rows.append(LimitRow(limit.name, limit.rule, limit.shadow, is_changeable, text, configured, amount))
+            in_force, configured, amount = str(limit.limit), str(limit.configured), limit.limit.amount
+        changeable = by_name.get(limit.name) is limit
+        rows.append(LimitRow(limit.name, limit.rule, limit.shadow, changeable, in_force, configured, amount))
     return rows
 
 

@@ -83,7 +83,9 @@ class RecentEvents:
 
 
 def _entry_of_refusal(outcome: Outcome, refusal: Decision) -> dict[str, Any]:
-    rule, by = ", ".join(outcome.rules), refusal.by
+    """Return a refused request as an event."""
+    rule = ", ".join(outcome.rules)
+    by = refusal.by
     details: dict[str, object] = {"client": outcome.client, "key": outcome.client, "rule": rule, "limit": "", "by": by}
     details |= {"reason": outcome.reason, "route": outcome.route, "status": outcome.status}
     binding = refusal.binding

@@ -27,33 +27,42 @@ _LISTED: Final = 5
 
 def row_of_ban(ban: Ban) -> dict[str, Any]:
     """Return a ban."""
-    times = {"since_at": ban.since_us / _S, "until_at": seconds(ban.until_us)}
-    return {**named(ban, "key", "reason", "by", "level"), **times}
+    return {
+        **named(ban, "key", "reason", "by", "level"),
+        "since_at": ban.since_us / _S,
+        "until_at": seconds(ban.until_us),
+    }
 
 
 def row_of_change(override: Override) -> dict[str, Any]:
     """Return the temporary change of a limit."""
-    texts = named(override, "name", "limit", "by", "reason")
-    return {**texts, "since_at": override.since_us / _S, "until_at": override.until_us / _S}
+    return {
+        **named(override, "name", "limit", "by", "reason"),
+        "since_at": override.since_us / _S,
+        "until_at": override.until_us / _S,
+    }
 
 
 def row_of_action(action: Action) -> dict[str, Any]:
     """Return an operator's action; see `Limiter.history`."""
-    texts = named(action, "kind", "target", "limit", "by", "reason")
-    return {**texts, "at": action.at_us / _S, "until_at": seconds(action.until_us)}
+    return {
+        **named(action, "kind", "target", "limit", "by", "reason"),
+        "at": action.at_us / _S,
+        "until_at": seconds(action.until_us),
+    }
 
 
-def row_of_window(view: LimitState) -> dict[str, Any]:
+def row_of_window(window: LimitState) -> dict[str, Any]:
     """Return a window of a key."""
     return {
-        **named(view, "name", "key", "used", "remaining"),
-        "rule": view.label,
-        "limit": str(view.limit),
-        "amount": view.limit.amount,
-        "shadow": view.shadow,
-        "retry_after_s": seconds(view.retry_after_us),
-        "more_after_s": view.more_after_us / _S,
-        "reset_after_s": view.reset_after_us / _S,
+        **named(window, "name", "key", "used", "remaining"),
+        "rule": window.label,
+        "limit": str(window.limit),
+        "amount": window.limit.amount,
+        "shadow": window.shadow,
+        "retry_after_s": seconds(window.retry_after_us),
+        "more_after_s": window.more_after_us / _S,
+        "reset_after_s": window.reset_after_us / _S,
     }
 
 
@@ -66,11 +75,11 @@ def as_json(value: Any) -> Any:
     return value
 
 
-def seconds(span_us: int | None) -> float | None:
-    """Return a number of microseconds in seconds; None for None."""
-    if span_us is None:
+def seconds(value_us: int | None) -> float | None:
+    """Return a time or a length of time in seconds; None for None."""
+    if value_us is None:
         return None
-    return span_us / _S
+    return value_us / _S
 
 
 def span_of(span_s: float) -> str:

@@ -80,7 +80,7 @@ class Series(dict[SeriesName, Traffic]):
 
     @staticmethod
     def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Traffic]]:
-        """Return what is in the row of a slice."""
+        """Yield what is in the row of a slice."""
         for line in decoded(row):
             traffic = Traffic(**_readable(line, COUNTS))
             traffic.times = ResponseTimes(line["sum_us"], line["min_us"], dict(line["buckets"]))

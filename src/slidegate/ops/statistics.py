@@ -274,10 +274,11 @@ _running: Final = set[asyncio.Task[None]]()
 _attached: Final = WeakValueDictionary[int, Statistics]()
 
 
-def _restart() -> None:
+def _forget_all() -> None:
+    """Drop what the parent of this process has counted, which writes it itself."""
     for statistics in list(_attached.values()):
         statistics.forget()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_restart)
+    os.register_at_fork(after_in_child=_forget_all)

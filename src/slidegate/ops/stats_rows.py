@@ -1,7 +1,7 @@
 """The rows of statistics: their kinds, how long they are kept, and how those of all workers are read.
 
 A row is what one worker has counted in one slice of time. The slices of all workers of one length and number are a step
-of the counts that are shown. `tally` says what is in them. Other tasks run between the reads of two rows.
+of the counts that are shown. `slices` packs and unpacks them. Other tasks run between the reads of two rows.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: st
     kind, step_us, number_of_steps = steps
     last = now_us // step_us
     first = max(last - number_of_steps + 1, 0)
-    steps_seen = [Traffic() for _ in range(number_of_steps)]
-    stats = Stats(step_us, first * step_us, Traffic(), {}, {}, steps_seen, [])
+    stats = Stats(step_us, first * step_us, Traffic(), {}, {}, [Traffic() for _ in range(number_of_steps)], [])
     earliest = last
     for number, _, row in await limiter.rows(kind, first, last):
         earliest = min(earliest, number)

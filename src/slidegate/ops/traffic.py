@@ -219,7 +219,8 @@ class ClientTraffic(RequestCounts):
     def name_latest(self) -> None:
         """Note the limits of its latest admitted request. Only clients in rows need that."""
         if self.latest is not None:
-            self._note_amounts(self.latest[1])
+            _, checks, _, _ = self.latest
+            self._note_amounts(checks)
             self.latest = None
 
     def _note_amounts(self, checks: Iterable[Check]) -> None:
