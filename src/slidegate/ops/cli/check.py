@@ -145,6 +145,7 @@ async def _about_app(app: ASGIApp) -> list[Finding]:
 
 
 async def _findings_in(app: ASGIApp) -> list[Finding]:
+    """Return the findings about the middlewares of an application, and about their stores."""
     # Frameworks may keep middlewares out of sight: these are among all of this process.
     things = [*applications_in(app), *all_callers()]
     middlewares = dict.fromkeys(thing for thing in things if isinstance(thing, RateLimitMiddleware))
@@ -207,18 +208,23 @@ def _build(thing: object) -> None:
 
 
 def _about_file(path: Path) -> list[Finding]:
+    """Return the findings about a configuration file and its store.
+
+    Raises:
+        ConfigurationError: It is invalid.
+    """
     middleware = middleware_of(path)
     middleware.check_rules()
     address = _address_in(path)
-    kind = str(address).partition(":")[0].lower()
+    scheme = str(address).partition(":")[0].lower()
     findings = []
     for finding in middleware.findings:
-        if kind == "memory" or finding.code != _MEMORY:  # about the store that was made here
+        if scheme == "memory" or finding.code != _MEMORY:  # about the store that was made here
             findings.append(finding)
-    if kind == "lmdb":
+    if scheme == "lmdb":
         _note_what_a_reboot_forgets(middleware)
     try:
-        if kind == "memory":
+        if scheme == "memory":
             Limiter.from_url(address)
         else:
             ask(address, Limiter.now_us)
@@ -252,6 +258,7 @@ def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
 
 
 def _about_error(subject: str, error: StoreError) -> Iterator[Finding]:
+    """Yield the finding about a store that fails; one that does not exist yet is only noted."""
     if _NOT_THERE.search(str(error)):
         note(f"the store does not exist yet, and check does not create it; the application does: {one_line(error)}")
     else:

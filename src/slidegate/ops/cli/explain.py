@@ -102,9 +102,10 @@ def _verdict(facts: Facts) -> str:
     fact = facts.refused_by
     if fact is None:
         return f"{facts.key}: nothing here refuses it"
-    words = f"{facts.key}: refused by {_name_of(fact)}"
+    is_refused = "refused"
     if fact.may_refuse:
-        words = f"{facts.key}: may be refused by {_name_of(fact)}"
+        is_refused = "may be refused"
+    words = f"{facts.key}: {is_refused} by {_name_of(fact)}"
     until_us = fact.until_us(facts.now_us)
     if until_us is not None:
         words += f" until {time_of(ceil(until_us / _S))}"

@@ -59,7 +59,7 @@ def simulate(
     Example: slidegate simulate access.log --limit "60/minute; 1000/hour"
     """
     logs = _logs_in(log, regex)
-    if [limit or None, rules, app].count(None) != 2:
+    if [limit or None, rules, app].count(None) != 2:  # without --limit its values are ()
         raise click.UsageError('expected --limit "60/minute", --rules slidegate.toml or --app main:app, one of them')
     if app is not None:
         around = _middlewares_around(imported(app))
@@ -77,7 +77,7 @@ def simulate(
     if rules is not None and replay.middlewares[0].default_rule is not None:
         note("a file contains no routes, so default_limits count all requests of a client together; pass --app")
     simulation = Simulation(replay)
-    _read(logs, simulation)
+    _feed(logs, simulation)
     value = simulation.value()
     show(as_json, [value], _simulated_text(value))
 
@@ -110,7 +110,7 @@ def suggest(log: tuple[str, ...], regex: str | None, as_json: bool) -> None:
     Example: slidegate suggest access.log
     """
     profile = LoadProfile()
-    _read(_logs_in(log, regex), profile)
+    _feed(_logs_in(log, regex), profile)
     value = measure(profile.clients)
     show(as_json, [value], _suggested_text(value))
 
@@ -127,8 +127,9 @@ def _suggested_text(value: dict[str, Any]) -> Iterator[str]:
 
 
 def _part(part: int, whole: int) -> str:
+    """Return a number with its share in percent, in two digits."""
     percent = 100 * part / whole
-    if percent >= 99.5:
+    if percent >= 99.5:  # in two digits it would be 1e+02
         return f"{part:,} (100 %)"
     return f"{part:,} ({percent:.2g} %)"
 
@@ -159,25 +160,26 @@ def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:
     return around
 
 
-def _read(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
+def _feed(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
     """Pass all records to a target, and check that its numbers can mean something.
 
     Raises:
         click.ClickException: They cannot: there is no request, most lines cannot be read, or the clients are none.
     """
 
-    async def read() -> None:
+    async def feed() -> None:
         for record in logs:
             if record.method:
                 await target.add(record)
 
-    asyncio.run(read())
-    _check(logs, target)
+    asyncio.run(feed())
+    _check_counts(logs, target)
 
 
-def _check(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
-    """Raise if numbers would mean nothing, and note what they leave out."""
-    unreadable, clients = logs.unreadable, len(target.clients)
+def _check_counts(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
+    """Raise if counts would mean nothing, and note what they leave out."""
+    unreadable = logs.unreadable
+    clients = len(target.clients)
     records = logs.lines - unreadable
     problem = f"{unreadable:,} of {logs.lines:,} lines cannot be read; {logs.example}"
     if unreadable > records:

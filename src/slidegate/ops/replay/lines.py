@@ -87,9 +87,9 @@ def parse_line(text: str) -> Parsed:
     if text.startswith("{"):
         return _parse_json(text)
     # A user name may contain anything but an unescaped quotation mark, so the first of these ends the time.
-    before, in_brackets, behind = text.partition('] "')
+    before, bracket, behind = text.partition('] "')
     before, _, time = before.rpartition("[")
-    if not in_brackets or not time[:1].isdigit():
+    if not bracket or not time[:1].isdigit():
         before, _, behind = text.partition(' - "')
         # Kubernetes and others write a time in front; the last one is that of the server.
         time = next(reversed(_ISO_TIME.findall(before)), "")
@@ -135,6 +135,7 @@ def line_parser(regex: str | None = None) -> Callable[[str], Parsed]:
     if not ({"time", "client"} <= groups.keys() and {"request", "path"} & groups.keys()):
         expected = "(?P<time>...), (?P<client>...) and (?P<request>...) or (?P<path>...)"
         raise ConfigurationError(f"expected groups {expected}, not {quoted(regex)}", "regex")
+    # Each part of a record is in the group of its name.
     return partial(_parse_by, pattern=pattern, fields=dict(zip(groups, groups, strict=True)) | {"headers": "header_"})
 
 
@@ -157,17 +158,18 @@ def _parse_json(text: str) -> Parsed:
 
 def _record_of_fields(line: Mapping[str, Any], fields: Mapping[str, str]) -> Parsed:
     values = {part: _first_given(line, names) for part, names in fields.items()}
-    target = "", "-"
+    request = "", "-"
     if values.get("request"):
-        target = _request_of(values["request"])
+        request = _request_of(values["request"])
     elif values.get("path"):
-        target = values.get("method") or "GET", values["path"]
+        request = values.get("method") or "GET", values["path"]
     prefix = fields["headers"]
     headers = {name.removeprefix(prefix): value for name, value in line.items() if name.startswith(prefix)}
-    return _record(values["time"], address_in(values["client"]), target, values.get("status", "0"), headers)
+    return _record(values["time"], address_in(values["client"]), request, values.get("status", "0"), headers)
 
 
 def _first_given(line: Mapping[str, Any], names: str) -> str:
+    """Return the first field that has a value; servers write ``-`` for none."""
     for name in names.split():
         value = line.get(name)
         if value not in (None, "", "-"):

@@ -11,7 +11,7 @@ import gzip
 import heapq
 import zlib
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, Final
 
 from ...core.logs import escaped
@@ -53,7 +53,7 @@ class AccessLogs:
 
     def __iter__(self) -> Iterator[AccessRecord]:
         latest_us = 0
-        for record in heapq.merge(*map(self._in_order, self._names), key=itemgetter(0)):
+        for record in heapq.merge(*map(self._in_order, self._names), key=attrgetter("time_us")):
             self.late += record.time_us < latest_us
             latest_us = max(latest_us, record.time_us)
             yield record
@@ -70,6 +70,7 @@ class AccessLogs:
             yield record
 
     def _records(self, name: str) -> Iterator[AccessRecord]:
+        """Yield the records of a file as they come, and count its lines."""
         for number, line in enumerate(_lines(name), 1):
             text = line.decode("utf-8-sig", "replace").strip()
             if not text:
@@ -89,7 +90,7 @@ def _lines(name: str) -> Iterator[bytes]:
     """Yield the lines of a file, each cut to `MAX_LINE_BYTES`."""
     opened: str | int = name
     if name == STANDARD_INPUT:
-        opened = 0
+        opened = 0  # its descriptor
     with open(opened, "rb", closefd=name != STANDARD_INPUT) as raw:
         file: Any = raw
         if raw.peek(2).startswith(b"\x1f\x8b"):

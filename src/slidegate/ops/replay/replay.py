@@ -23,7 +23,7 @@ from .lines import AccessRecord
 
 MAX_KEYS: Final = 2_000_000
 """The most windows, and the most bans, that a replay keeps."""
-_SENT: Final = ("header:", "cookie:", "user", "mcp_tool:", "function")
+_UNLOGGED: Final = ("header:", "cookie:", "user", "mcp_tool:", "function")
 """How the names of keys begin whose values logs seldom have."""
 _FULL: Final = ("keys_shared", "bans_full")
 """The events of a store that is full, whose decisions would no longer be those of the live one."""
@@ -61,11 +61,11 @@ class Replay:
         for middleware in middlewares:
             for rule in filter(None, (*middleware.rules, middleware.default_rule)):
                 self._note(rule)
-        self._answer = _StatusApp(middlewares[-1].app)
+        self._innermost = _StatusApp(middlewares[-1].app)
         self._outcome: Outcome | None = None
         self._events: list[Event] = []
         limiters: dict[int, Limiter] = {}
-        self._app: ASGIApp = self._answer
+        self._app: ASGIApp = self._innermost
         self.middlewares: list[RateLimitMiddleware] = []
         for middleware in reversed(middlewares):
             limiter = limiters.get(id(middleware.limiter))
@@ -91,10 +91,11 @@ class Replay:
             ConfigurationError: More than `MAX_KEYS` windows or bans are in use.
         """
         self.now_us = max(self.now_us, record.time_us)
-        self._answer.status = record.status
+        self._innermost.status = record.status
         if not 200 <= record.status <= 599:
-            self._answer.status = 200
-        self._outcome, self._events = None, []
+            self._innermost.status = 200
+        self._outcome = None
+        self._events = []
         scope = scope_of(record)
         await self._app(scope, _receive, _send)
         if any(event.kind in _FULL for event in self._events):
@@ -121,7 +122,7 @@ class Replay:
         if rule.key is None:
             return
         name = getattr(rule.key, "identity", "function")
-        if any(part.startswith(_SENT) for part in name.split("+")):
+        if any(part.startswith(_UNLOGGED) for part in name.split("+")):
             self.keyed.append(f"{rule.label} ({name})")
 
     def _new_limiter(self) -> Limiter:
@@ -143,6 +144,7 @@ class _StatusApp:
 
 
 def _copied(middleware: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLimitMiddleware:
+    """Return a copy of a middleware around another application and on another limiter."""
     default_limits: Any = None
     if middleware.default_rule is not None:
         rule = middleware.default_rule
@@ -166,7 +168,8 @@ def _copied(middleware: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> 
 def _without_wait(rule: Rule) -> Rule:
     """Return a copy of a rule that refuses instead of waiting and has no permits; it may still end the list."""
     copied = copy(rule)
-    copied.concurrency, copied.wait_us = None, 0
+    copied.concurrency = None
+    copied.wait_us = 0
     return copied
 
 

@@ -110,6 +110,7 @@ class Simulation:
             self._refuse(kind, name, outcome.client)
 
     def _refuse(self, kind: str, name: object, client: str) -> None:
+        """Count one refusal in the row of what refused."""
         row = self.rows[kind, str(name)]
         row.refused += 1
         row.clients.add(client)
@@ -198,7 +199,8 @@ def refused_by(amount: int, times_us: Iterable[Sequence[int]]) -> Json:
     for times in times_us:
         if len(times) <= amount:  # it refuses none of them
             continue
-        ring, refused = b"", 0
+        ring = b""
+        refused = 0
         for now_us in times:
             ring, (_, _, _, wait_us) = limit.counter.spend(ring, now_us, 1)
             refused += wait_us > 0
