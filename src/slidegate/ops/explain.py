@@ -130,7 +130,7 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
         StoreError: The store does not answer.
     """
     maker = FactsOfRules(Subject(limiter, key))
-    published = answers.published
+    published = answers.published or [Publication(0, ())]  # without rules its bans are known
     rules = [rule for publication in published for rule in publication.rules]
     keys = {maker.subject.key, *(maker.subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
     refusals = None
@@ -148,7 +148,7 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     maker.bans = await _bans_among(answers.bans, maker.subject, {*keys, EVERYONE})
     now_us = await _read_windows(limiter, maker, rules)
     rows: dict[Fact, int] = {}  # and how many workers have each
-    for publication in published or [Publication(0, ())]:  # without rules its bans are known
+    for publication in published:
         if not publication.is_readable:
             maker.leave_out("rules of another version", f"{publication.workers} workers")
         for row in dict.fromkeys(maker.rows_of(publication.rules)):

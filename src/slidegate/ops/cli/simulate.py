@@ -83,7 +83,8 @@ def simulate(
 
 
 def _simulated_text(value: dict[str, Any]) -> Iterator[str]:
-    requests, clients = value["requests"], value["clients"]
+    requests = value["requests"]
+    clients = value["clients"]
     yield f"{requests:,} requests of {clients:,} clients, {time_of(value['from'])} to {time_of(value['until'])}"
     yield (
         f"{value['passed']:,} passed, {_part(value['refused'], requests)} refused, "
@@ -116,7 +117,8 @@ def suggest(log: tuple[str, ...], regex: str | None, as_json: bool) -> None:
 
 
 def _suggested_text(value: dict[str, Any]) -> Iterator[str]:
-    requests, clients = value["requests"], value["clients"]
+    requests = value["requests"]
+    clients = value["clients"]
     yield f"{requests:,} requests of {clients:,} clients in {span_of(value['span_s'])}"
     yield from ("", "Busiest minute of each client", *table((*QUANTILES, "most"), [value]))
     rows = []

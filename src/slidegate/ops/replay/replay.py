@@ -59,8 +59,9 @@ class Replay:
         self.unwaited: list[str] = []
         self.keyed: list[str] = []
         for middleware in middlewares:
-            for rule in filter(None, (*middleware.rules, middleware.default_rule)):
-                self._note(rule)
+            for rule in (*middleware.rules, middleware.default_rule):
+                if rule is not None:
+                    self._note(rule)
         self._innermost = _StatusApp(middlewares[-1].app)
         self._outcome: Outcome | None = None
         self._events: list[Event] = []

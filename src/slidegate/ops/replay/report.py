@@ -106,7 +106,8 @@ class Simulation:
         kind = _KINDS.get(outcome.reason, "limit")
         if outcome.reason is Reason.BLOCKED and not outcome.rules:
             kind = "list"
-        for name in outcome.rules or [by]:
+        names = outcome.rules or [by]
+        for name in names:
             self._refuse(kind, name, outcome.client)
 
     def _refuse(self, kind: str, name: object, client: str) -> None:
