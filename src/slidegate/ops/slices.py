@@ -21,7 +21,8 @@ MAX_CLIENTS: Final = 1_000
 TOP_CLIENTS: Final = 100
 """How many of the busiest clients, and how many of those that are refused most, are in a row."""
 # The kinds of rows. Their names change with their format, so that two versions do not read each other's.
-CLIENTS, KEYS = "stats9-clients", "stats9-keys"
+CLIENTS: Final = "stats9-clients"
+KEYS: Final = "stats9-keys"
 STEPS: Final = {
     "stats8-5s": (5_000_000, 60),
     "stats8-5m": (300_000_000, 288),

@@ -30,7 +30,8 @@ END_S: Final = 5.0
 """How long the end of an application waits for a store that does not answer, in seconds."""
 KEPT_US: Final = 86_400_000_000
 """How long the events of a worker are shown, in microseconds."""
-WORKERS, EVENTS = "stats7-workers", "stats8-events"
+WORKERS: Final = "stats7-workers"
+EVENTS: Final = "stats8-events"
 
 
 class Steps(NamedTuple):

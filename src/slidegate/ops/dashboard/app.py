@@ -246,10 +246,10 @@ def static_files() -> dict[str, partial[Response]]:
 
 def path_below(scope: Scope) -> str:
     """Return the path of a request below the mount: ``""`` for the mount itself."""
-    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    path = str(scope["path"])
     if not _raw_path(scope).endswith("/"):
         path = path.removesuffix("/")  # which Litestar has added
-    return path.removeprefix(root)
+    return path.removeprefix(str(scope.get("root_path", "")))
 
 
 def _raw_path(scope: Scope) -> str:

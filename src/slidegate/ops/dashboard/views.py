@@ -51,7 +51,8 @@ async def part(service: Service, query: Query) -> Variables:
     )
     who = "Client"
     if kinds_of(published).get(rule, "") not in _OF_CLIENTS:
-        who, ranking = "Key", await service.keys()
+        who = "Key"
+        ranking = await service.keys()
     shadowed = []
     if traffic["counts"].stats.total.shadow_refused:
         shadowed = _shadowed(await service.events(), rule)
