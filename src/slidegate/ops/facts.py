@@ -224,7 +224,7 @@ class FactsOfRules:
             yield Fact(rule.rule, BY_FUNCTION, requests + among, key, Verdict.NOT_READ)
         for place in places:
             window = self.windows[place]
-            does, note = _does(rule, window)
+            does, note = _verdict_of(rule, window)
             if rule in self.changed:
                 note = joined(note, f"{rule.limit} in code")
             if rule.by_function:
@@ -260,7 +260,7 @@ def _perhaps(row: Fact, note: str) -> Fact:
     return row._replace(does=Verdict.MAY_REFUSE, note=joined(row.note, note))
 
 
-def _does(rule: PublishedRule, window: LimitState) -> tuple[Verdict, str]:
+def _verdict_of(rule: PublishedRule, window: LimitState) -> tuple[Verdict, str]:
     """Return what a limit does with one more request, and on what that depends."""
     has_room = window.remaining >= max(rule.cost, 1)
     if has_room and not (rule.cost_by_function and window.used):

@@ -207,7 +207,7 @@ class Statistics(Observer):
         with bounded():
             await self._end_writing()
             await self.publish()
-            await self._keep_worker(0, 0)  # which is no longer listed
+            await self._keep_worker(now_us=0, kept_s=0)  # which is no longer listed
 
     async def _end_writing(self) -> None:
         """Wait for a write in progress in this event loop, which may renew the row of this worker."""

@@ -16,6 +16,7 @@ from .bans import compare_secrets
 from .main import UNKNOWN, Answer, NoAnswer, asking, program, table, time_of, with_value
 
 REFUSED: Final = 1
+"""The exit code if something refuses the key."""
 _S: Final = 1_000_000
 _COLUMNS: Final = ("rule", "what", "used", "left", "more in", "now", "requests", "key", "note")
 _REFUSALS: Final = ("time", "rule", "limit", "reason", "route", "client")

@@ -105,8 +105,8 @@ def _stacked_rates(counts: Counts) -> list[list[float]]:
     rates = []
     sums = [0.0] * len(steps)
     for count in SERIES:
-        for place, step in enumerate(steps):
-            since_s = counts.at - counts.start_at - place * step_s
-            sums[place] += 60 * getattr(step, count) / min(max(since_s, EVERY_S), step_s)  # the last step still runs
+        for number, step in enumerate(steps):
+            since_s = counts.at - counts.start_at - number * step_s
+            sums[number] += 60 * getattr(step, count) / min(max(since_s, EVERY_S), step_s)  # the last step still runs
         rates.append([*sums])
     return rates

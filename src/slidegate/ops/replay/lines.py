@@ -157,6 +157,7 @@ def _parse_json(text: str) -> Parsed:
 
 
 def _record_of_fields(line: Mapping[str, Any], fields: Mapping[str, str]) -> Parsed:
+    """Return the record of a line with named fields, given in which of them each part is."""
     values = {part: _first_given(line, names) for part, names in fields.items()}
     request = "", "-"
     if values.get("request"):
@@ -188,6 +189,7 @@ def _request_of(text: str) -> tuple[str, str]:
 def _record(
     time: str, client: str | None, request: tuple[str, str], status: str, headers: Mapping[str, object]
 ) -> Parsed:
+    """Return the record of these parts, or why there is none."""
     if client is None:
         return "it contains no address of a client"
     if not time:
