@@ -181,7 +181,7 @@ async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[st
 
 
 def _refusals_in(events: Iterable[LoggedEvent], keys: Collection[str]) -> list[LoggedEvent]:
-    """Return the first refusals, among events, of requests by some keys."""
+    """Return the newest refusals of requests by some keys, given events in that order."""
     refusals: list[LoggedEvent] = []
     for event in events:
         if event.kind == "refused" and any(event.details.get(field) in keys for field in SUBJECTS):

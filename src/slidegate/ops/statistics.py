@@ -275,7 +275,7 @@ _attached: Final = WeakValueDictionary[int, Statistics]()
 
 
 def _forget_all() -> None:
-    """Drop what the parent of this process has counted, which writes it itself."""
+    """Drop, in a child of `fork`, what its parent has counted and writes itself."""
     for statistics in list(_attached.values()):
         statistics.forget()
 

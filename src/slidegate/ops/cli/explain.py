@@ -103,10 +103,10 @@ def _verdict(facts: Facts) -> str:
     fact = facts.refused_by
     if fact is None:
         return f"{facts.key}: nothing here refuses it"
-    is_refused = "refused"
+    verb = "refused"
     if fact.may_refuse:
-        is_refused = "may be refused"
-    words = f"{facts.key}: {is_refused} by {_name_of(fact)}"
+        verb = "may be refused"
+    words = f"{facts.key}: {verb} by {_name_of(fact)}"
     until_us = fact.until_us(facts.now_us)
     if until_us is not None:
         words += f" until {time_of(ceil(until_us / _S))}"

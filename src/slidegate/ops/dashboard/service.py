@@ -147,7 +147,7 @@ class Service:
         return await self._shared(self._read_counts, window, rule, route, up_to_us)
 
     async def _read_counts(self, window: str, rule: str, route: str, up_to_us: int) -> Counts:
-        """Read counts up to a moment that counts of clients share, or for 0 up to now."""
+        """Read counts up to a time that counts of clients share; for 0, up to now."""
         steps = steps_of(window)
         now_us = up_to_us or await self.publish()
         if up_to_us:  # the time for which clients are counted: the running minute and the four before it
