@@ -32,13 +32,7 @@ PAIRS: Final = (
 )
 OTHERS: Final[dict[type[Any], type[Any]]] = {**dict(PAIRS), **{two: one for one, two in PAIRS}, ast.Mod: ast.FloorDiv}
 """What an operator becomes."""
-FOLDERS: Final = {
-    "_outbound": "httpx",
-    "_pauses": "httpx",
-    "httpx2": "httpx",
-    "_path_examples": "openapi",
-    "slidegate_pytest": "testing",
-}
+FOLDERS: Final = dict.fromkeys(("_outbound", "_pauses", "httpx2"), "httpx") | {"_path_examples": "openapi"}
 
 
 def changed(node: Any) -> ast.AST | None:
