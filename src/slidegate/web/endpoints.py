@@ -228,7 +228,7 @@ class RateLimit:
             code = TRY_AGAIN_LATER if visit.status else POLICY_VIOLATION
             raise WebSocketException(code, "Too many requests.")
         answer = refusals.answer(decision, rendered)
-        visit.need(answer.needed)
+        visit.add_needed(answer.needed)
         raise EndpointRefusal(decision, answer)
 
     def _plan(self, policy: Policy, scope: Scope, endpoint: Any) -> Plan:

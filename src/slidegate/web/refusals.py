@@ -131,7 +131,7 @@ class Refusals:
             self.report(visit, decision, scope)
         answer = self.answer(decision, visit.rendered)
         if self.on_refused is not None or scope["type"] == "websocket":
-            visit.need(answer.needed)
+            visit.add_needed(answer.needed)
             await self._send(visit, decision, answer, scope, visit.receive, visit.send)
             return
         start, body = _messages(scope, answer)
@@ -154,8 +154,8 @@ class Refusals:
         """
         answer = self.answer(decision, names_limits=names_limits)
         if visit.scope is None:  # the handler is around the middleware, which is one of a route, and over
-            visit.need(answer.needed)
-            send = visit.with_fields_before(send)
+            visit.add_needed(answer.needed)
+            send = visit.adding_fields(send)
         await self._send(visit, decision, answer, scope, receive, send)
 
     async def _send(

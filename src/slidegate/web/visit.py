@@ -162,9 +162,7 @@ class Visit:
 
     @property
     def decision(self) -> Decision:
-        """The last decision that refuses the request, else the last one that a limit made, else the last one.
-
-        A refusal after which the request was decided again does not count.
+        """The last decision if it refuses the request, else the last admission by a limit, else the last one.
 
         Raises:
             ConfigurationError: There is no decision yet.
@@ -206,8 +204,11 @@ class Visit:
             self.rendered = None
             self.shared.append((self.policy, decision))
 
-    def need(self, fields: Fields) -> None:
-        """Add the fields that the last decision, a refusal, needs; also to the answer of an exception handler."""
+    def add_needed(self, fields: Fields) -> None:
+        """Add the fields that the last decision, a refusal, needs; also to the answer of an exception handler.
+
+        Where the fields are not known before, `_with_all_fields` adds these as well.
+        """
         rendered, self.rendered = self.rendered, None
         if rendered is not None and self.own[-1].readings:
             self.rendered = Completed(rendered, fields)
@@ -220,9 +221,9 @@ class Visit:
             return self._with_all_fields(message)
         return self.rendered.added_to(message, self.own[-1])
 
-    def with_fields_before(self, send: Send) -> Send:
+    def adding_fields(self, send: Send) -> Send:
         """Return a `send` that adds the fields to the first message, for a handler around a visit that is over."""
-        self.status = 0
+        self.status = 0  # that of the handler's answer, from its first message on
 
         async def send_with_fields(message: Message) -> None:
             if message["type"] in STARTS:
@@ -233,26 +234,26 @@ class Visit:
         return send_with_fields
 
     def _with_all_fields(self, message: Message) -> Message:
-        """Return it with the fields of the decisions, and with those of a refusal that an application answers."""
+        """Return it with the fields of the decisions, and with those of a refusal that the application answers."""
         refusal = self.refusal
-        limiting: list[Decision] = []
+        shown: list[Decision] = []
         for decision in self.own:
             if decision.readings and (decision.allowed or decision is refusal):
-                limiting.append(decision)
-        if limiting:
-            summary = joined(limiting)
+                shown.append(decision)
+        if shown:
+            summary = joined(shown)
             taken: Sequence[str] = ()
             if self.shared is not None:
                 taken = names_in(message)
             message = self.plan.headers.of(summary.checks, taken).added_to(message, summary)
-        if refusal is not None and message["type"].endswith("http.response.start"):
+        if refusal is not None and message["type"].endswith("http.response.start"):  # also that of a websocket
             return completed(message, self.policy.refusals.answer(refusal).needed)
         return message
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
-    async def _happen_at_start(self, status: Any) -> None:
-        """Let the effects of the status happen."""
+    async def _start_effects(self, status: Any) -> None:
+        """Let the effects of the status happen; those of the end remain."""
         effects, self.effects = self.effects, [effect for effect in self.effects if effect.ends]
         for effect in effects:
             waiting = effect.start(self, status)
@@ -270,10 +271,10 @@ class Visit:
         try:
             if is_failure(error) and not self.status:
                 if is_within and isinstance(error, HTTPException):
-                    await self._happen_at_start(error.status_code)
+                    await self._start_effects(error.status_code)
                     self.status, raised = error.status_code, None
                 else:
-                    await self._happen_at_start(FAILED)  # the server will answer so
+                    await self._start_effects(FAILED)  # the server will answer so
         finally:
             await self.end(raised)
 
@@ -308,8 +309,8 @@ class Visit:
             status = message.get("status") or 200
             for effect in self.effects:
                 if effect.statuses is None or status in effect.statuses:
-                    return self._start(message, status)
-            if self.rendered is None:
+                    return self._send_first(message, status)
+            if self.rendered is None:  # as `with_fields`, without its call
                 message = self._with_all_fields(message)
             else:
                 message = self.rendered.added_to(message, self.own[-1])
@@ -317,14 +318,14 @@ class Visit:
             return self.send_on(message)
         kind = message["type"]
         if kind in _HANDSHAKES:
-            return self._start(message, message.get("status") or _HANDSHAKES[kind])
+            return self._send_first(message, message.get("status") or _HANDSHAKES[kind])
         if kind == "websocket.close":
-            return self._start(message, CLOSED)
+            return self._send_first(message, CLOSED)
         return self.send_on(message)
 
-    async def _start(self, message: Message, status: Any) -> None:
+    async def _send_first(self, message: Message, status: Any) -> None:
         """Let the effects of the status happen, which may change what the fields say, then send the first message."""
-        await self._happen_at_start(status)
+        await self._start_effects(status)
         if message["type"] in STARTS:
             message = self.with_fields(message)
         self.status = status

@@ -73,38 +73,34 @@ class Waiting:
         tenant, fair = "", bound.rule.fair
         if fair is not None:
             tenant = await self._tenant(bound, fair, visit, at_endpoint)
-        refused: Decision | None = None
+        answer: Decision | None = None
         if self._queues.is_queued(name):
             # It joins at once, unless a ban or another limit refuses it: then it takes no place from others.
             decision = await answer_of(self._engine.peek(checks, subjects))
             if is_too_late(decision, bound.rule.wait_us):
                 return decision
         else:
-            refused = decision = await ask()
-        if refused is None or room_in_us(refused) is not None:
-            channel = _reading_ahead(visit)
+            answer = decision = await ask()
+        if answer is None or room_in_us(answer) is not None:
+            channel = _begin_reading_ahead(visit)
             decision = await self._queues.wait(
                 name,
-                refused,
+                answer,
                 ask,
                 wait_us=bound.rule.wait_us,
                 wait_max=bound.rule.wait_max,
                 tenant=tenant,
                 is_gone=channel.is_gone,
             )
-            if channel.is_gone():
-                return await self._refund(visit, decision)
+            if channel.is_gone():  # what it was charged meanwhile is refunded
+                if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
+                    visit.send_on = discard_message
+                await self._engine.refund(decision.begin_refund())
+                return LEFT
         if decision.allowed and decision.checks and fair is not None:  # no checks while switched off
             self._queues.count_permit(name, tenant, 1)
             visit.effects = [_CountedPermit(self._queues, name, tenant), *visit.effects]
         return decision
-
-    async def _refund(self, visit: Visit, decision: Decision) -> Decision:
-        """Refund what a client that has left meanwhile was charged; return its refusal."""
-        if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
-            visit.send_on = discard_message
-        await self._engine.refund(decision.begin_refund())
-        return LEFT
 
     async def _tenant(
         self, bound: BoundRule, fair: Key | KeyFunction, visit: Visit, at_endpoint: HTTPConnection | None
@@ -153,7 +149,7 @@ def _queue_of(rules: Sequence[BoundRule], checks: Sequence[Check]) -> tuple[Boun
     return None
 
 
-def _reading_ahead(visit: Visit) -> ReadAhead:
+def _begin_reading_ahead(visit: Visit) -> ReadAhead:
     """Put a channel that reads ahead in front of that of a request, until it ends, and return it."""
     channel = visit.receive_from
     if not isinstance(channel, ReadAhead):
@@ -218,7 +214,9 @@ class ReadAhead(Effect):
 
     async def _read_ahead(self) -> None:
         """Read until the application reads, the client has left, or there is enough."""
-        while self._is_waiting and not (self._early and self._early[-1]["type"] in _STOPS_READING):
+        while self._is_waiting:
+            if self._early and self._early[-1]["type"] in _STOPS_READING:
+                break
             if sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) >= _MOST_AHEAD_BYTES:
                 break
             self._early.append(await self._receive())
