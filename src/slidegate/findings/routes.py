@@ -78,7 +78,7 @@ def _rules_of_examples(rule_set: RuleSet, rule: Rule) -> Iterator[list[Rule]]:
     paths = {filled(template, rest) for template in templates for rest in _RESTS}
     for connection, method, path in product(("http", "websocket"), rule.methods or [_UNLISTED], paths):
         scope = {"type": connection, "method": method, "path": path}
-        if rule.allows(connection, method_of(scope)):
+        if rule.may_match(connection, method_of(scope)):
             matches = rule_set.matches_of(scope, (path,))
             rules = [bound.rule for bound, _ in matches]
             if rule in rules or is_ended(matches):

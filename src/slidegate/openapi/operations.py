@@ -93,7 +93,7 @@ def limits_of(guards: Sequence[Guard], route: MountedRoute, method: str) -> Iter
     if not guards:  # without a middleware around it, a limit at an endpoint is an error
         return
     for rule in rules_of_route(route.endpoint, route.dependant):
-        if not rule.is_shadow and rule.allows("http", method):
+        if not rule.is_shadow and rule.may_match("http", method):
             yield Limit(rule, guards[-1], is_at_endpoint=True)
 
 

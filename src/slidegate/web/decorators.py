@@ -24,7 +24,7 @@ from .rules import Rule
 if sys.version_info >= (3, 14):
     from annotationlib import Format
 
-Check: TypeAlias = Callable[[HTTPConnection, object], Awaitable[None]]
+RequestCheck: TypeAlias = Callable[[HTTPConnection, object], Awaitable[None]]
 
 LIMITS_MARK: Final = "__slidegate_limits__"
 """The attribute with the rules of the limits around an endpoint, from the outside in; `functools.wraps` copies it."""
@@ -41,7 +41,7 @@ _limited: Final[WeakKeyDictionary[Any, ref[Any]]] = WeakKeyDictionary()
 """The functions that a limit was put around, and those within them, each with what has the limit."""
 
 
-def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
+def decorated(check: RequestCheck, endpoint: Any, rule: Rule) -> Any:
     """Return an endpoint that checks its request and then calls the function `endpoint`.
 
     Args:
@@ -50,7 +50,7 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
         rule: What the check charges.
 
     Raises:
-        ConfigurationError: `endpoint` has answered before it runs.
+        ConfigurationError: `endpoint` is a generator, whose response starts before it runs.
     """
     core = inspect.unwrap(endpoint)
     if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):  # FastAPI would call it around the limit
@@ -123,6 +123,7 @@ def _signature(endpoint: Callable[..., Any]) -> Signature:
         signature = inspect.signature(endpoint, **_AS_WRITTEN)
     parameters = list(signature.parameters.values())
     if all(parameter.annotation is not HTTPConnection for parameter in parameters):
+        # In front of `**options`, behind which no parameter may stand.
         place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
         parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
     return signature.replace(parameters=parameters)

@@ -75,8 +75,9 @@ class DefaultLimits:
         if route is None:
             return [self.of()], False
         bound: list[BoundRule] = []
-        method = getattr(route.endpoint, str(scope.get("method")).lower(), None)  # of an endpoint that is a class
-        if not any(EXEMPT_MARK in getattr(function, "__dict__", ()) for function in (route.endpoint, method)):
+        # The function of the method, of an endpoint that is a class.
+        handler = getattr(route.endpoint, str(scope.get("method")).lower(), None)
+        if not any(EXEMPT_MARK in getattr(function, "__dict__", ()) for function in (route.endpoint, handler)):
             bound = [self.of(route.label)]
         elif is_ambiguous(scope["path"]):  # it may lead to another endpoint, so it is not exempt
             bound = [self.of()]

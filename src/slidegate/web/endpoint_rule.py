@@ -48,8 +48,8 @@ class EndpointOptions(TypedDict, total=False):
 class EndpointRule(Rule):
     """A rule of an endpoint. It has no paths: the router provides the path parameters by which it counts."""
 
-    def _check_parameters(self, key: Key, option: str) -> None:
-        """See `Rule._check_parameters`. Nor does it look for proxies: the middleware has done that at its entrance."""
+    def _check_parts(self, key: Key, option: str) -> None:
+        """Check that no part of a key reads proxies: the middleware has done that at its entrance."""
         for part in parts_of(key):
             if isinstance(part, ClientAddress) and part.trusted:
                 raise ConfigurationError(
@@ -91,7 +91,7 @@ def rule_at(limit: Rule, function: Any, endpoint: Any, route: str) -> tuple[Rule
     where = dotted_name(function)
     if not is_found_by_name(function):  # others may have this module and name, too: the route tells them apart
         where = f"{where} {route}"
-    return rule, rule.identity_of(f"{where} {spelled(rule)}")
+    return rule, rule.identity_of(f"{where} {text_of(rule)}")
 
 
 def _label_at(function: Any, endpoint: Any, route: str) -> str:
@@ -109,7 +109,7 @@ def _label_at(function: Any, endpoint: Any, route: str) -> str:
     return printable(" ".join(words))[-MAX_LABEL:]
 
 
-def spelled(rule: Rule) -> str:
+def text_of(rule: Rule) -> str:
     """Return the limits of a rule as text; those of a function by its name, with the place if that is not unique."""
     function = rule.limits_function
     if function is None:
@@ -120,25 +120,25 @@ def spelled(rule: Rule) -> str:
     return f"by {dotted_name(function)} in line {code.co_firstlineno}"
 
 
-def dotted_name(endpoint: Any) -> str:
-    """Return the module and the name of an endpoint."""
-    definition = _named(inspect.unwrap(endpoint))
+def dotted_name(function: Any) -> str:
+    """Return the module and the name of a function, or of what stands in its place."""
+    definition = _named(inspect.unwrap(function))
     return f"{definition.__module__}.{definition.__qualname__}"
 
 
-def is_found_by_name(endpoint: Any) -> bool:
-    """Return whether its module and its name lead to an endpoint.
+def is_found_by_name(function: Any) -> bool:
+    """Return whether its module and its name lead to a function.
 
     They do not for a function that another one makes, for a partial or an instance, nor where a later definition has
     replaced the function.
     """
-    function = inspect.unwrap(endpoint)
-    definition = definition_of(_named(function))
-    return definition is not None and inspect.unwrap(definition) is function
+    core = inspect.unwrap(function)
+    definition = definition_of(_named(core))
+    return definition is not None and inspect.unwrap(definition) is core
 
 
 def _named(function: Any) -> Any:
-    """Return what has the name of an endpoint: its function, or the class of a partial or an instance."""
+    """Return what has the name of a function: itself, or the class of a partial or an instance."""
     if hasattr(function, "__qualname__"):
         return function
     return type(function)

@@ -27,7 +27,7 @@ from .clients import KEY, visit_of
 from .decorators import LIMITS_MARK, decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
-from .endpoint_rule import EndpointOptions, EndpointRule, check_options, rule_at, spelled
+from .endpoint_rule import EndpointOptions, EndpointRule, check_options, rule_at, text_of
 from .finding import Finding
 from .keys import path_parameters
 from .plan import Plan, RuleMatch, Traits
@@ -119,10 +119,12 @@ class RateLimit:
                 'RateLimit: write @RateLimit("5/minute") with parentheses, or RateLimit(limits=...) for a function '
                 "that returns limits"
             )
-        if written is not None and limits is not None:
-            raise ConfigurationError(f"is given twice; write RateLimit({quoted(written)})", "limits")
+        if written is not None:
+            if limits is not None:
+                raise ConfigurationError(f"is given twice; write RateLimit({quoted(written)})", "limits")
+            limits = written
         check_options(options)
-        self.rule = EndpointRule("*", limits if written is None else written, **options)
+        self.rule = EndpointRule("*", limits, **options)
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
         # FastAPI would not await its result, and no request would ever be limited.
         vars(self)["__call__"] = self.check
@@ -130,7 +132,7 @@ class RateLimit:
         vars(self)["__signature__"] = Signature([parameter])
 
     def __repr__(self) -> str:
-        return f"<RateLimit {spelled(self.rule)}>"
+        return f"<RateLimit {text_of(self.rule)}>"
 
     @overload
     def __call__(self, connection: HTTPConnection) -> Coroutine[Any, Any, None]: ...
@@ -154,13 +156,13 @@ class RateLimit:
         Raises:
             ConfigurationError: The endpoint is an application with routes of its own.
         """
-        marked = getattr(endpoint, "__func__", endpoint)  # each access to a method creates a new bound method
         if hasattr(endpoint, "routes"):
             raise ConfigurationError(
                 f"RateLimit.exempt: expected the function or class of an endpoint, not {quoted(endpoint)}; for "
                 'everything below a path, write Rule("/path/{rest:path}", exempt=True)'
             )
-        setattr(marked, EXEMPT_MARK, True)
+        # Each access to a method creates a new bound method.
+        setattr(getattr(endpoint, "__func__", endpoint), EXEMPT_MARK, True)
         return endpoint
 
     async def check(  # noqa: C901 - the way of a request at its endpoint
@@ -184,20 +186,21 @@ class RateLimit:
         if visit is None or not visit.plan.is_enforced:
             return
         policy, rule = visit.policy, self.rule
-        if rule.methods is not None and not rule.allows(scope["type"], method_of(scope)):
+        if rule.methods is not None and not rule.may_match(scope["type"], method_of(scope)):
             return
         plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or self)
         if policy.findings.requests_left:
             policy.inspection.of_endpoint(visit, plan.matches[0].bound.rule, scope)
         if plan.is_direct and not policy.signals.keyed:  # limits alone, as for most endpoints
-            answer = policy.counting.hit_at_endpoint(visit, plan, scope)
-            decision = answer if isinstance(answer, Decision) else await answer
+            decision = policy.counting.hit_at_endpoint(visit, plan, scope)
+            if not isinstance(decision, Decision):
+                decision = await decision
         else:
             if plan.is_conditional:
                 plan = await policy.counting.narrow(visit, plan, connection)
             decision = await policy.counting.count(visit, plan, connection)
         if not decision.allowed:
-            await self._refuse(visit, decision, plan, scope)
+            await self._refuse(visit, decision, plan, scope)  # raises
         if decision.checks:
             visit.add_decision(decision, plan.rendered_of(decision))
             if plan.effects:
@@ -242,19 +245,20 @@ class RateLimit:
             rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label)
             where = f"RateLimit at {label or 'another endpoint'}"
             first, there = rules.named.setdefault(identity, (rule, where))
-            if spelled(first) != spelled(rule):
-                text = f"the name {rule.name!r} has the limits {spelled(first)} in {there}, which count for all, and "
-                text += f"{spelled(rule)} in {where}; write the same, or another name"
+            if text_of(first) != text_of(rule):
+                text = f"the name {rule.name!r} has the limits {text_of(first)} in {there}, which count for all, and "
+                text += f"{text_of(rule)} in {where}; write the same, or another name"
                 policy.findings.report([Finding("SG143", text)])
+            # What has one name counts together, and so has the limits of the first.
             rule.limits, rule.limits_function, rule.concurrency = first.limits, first.limits_function, first.concurrency
             plan = rules.plan_of([RuleMatch(rules.bind(rule, identity))], (), Traits())
-            _report_parameters(rule, scope)
+            _log_missing_parameters(rule, scope)
             # The memo keeps both alive, so that no other object gets their ids.
             memo = remember(rules.at_endpoints, memo_key, (plan, (self, function)))
         return memo[0]
 
 
-def _report_parameters(rule: Rule, scope: Scope) -> None:
+def _log_missing_parameters(rule: Rule, scope: Scope) -> None:
     """Log the path parameters by which a limit counts and which the route of a request does not have.
 
     That is no error: a router may have the limit, and one of its routes the parameter.

@@ -198,7 +198,7 @@ class RuleSet:
         matches: list[RuleMatch] = []
         for index in indexes:
             bound = self.own[index]
-            if not bound.rule.allows(scope_type, method):
+            if not bound.rule.may_match(scope_type, method):
                 continue
             ends = _ends(bound, method, texts)
             if bound.rule.exempts and not ends:  # an exemption applies only if it matches exactly

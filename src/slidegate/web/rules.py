@@ -216,12 +216,12 @@ class Rule:
         rule.key = rule._checked_key(key)
         return rule
 
-    def allows(self, kind: str, method: object) -> bool:
+    def may_match(self, scope_type: str, method: object) -> bool:
         """Return whether requests of a connection type and a method can match, for a limit or a block.
 
         The case of the method is ignored, and a method that is not text may be any method.
         """
-        if self.connection not in (None, kind):
+        if self.connection not in (None, scope_type):
             return False
         if self.methods is None or not isinstance(method, str):
             return True
@@ -229,7 +229,7 @@ class Rule:
 
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
         if isinstance(key, Key):
-            self._check_parameters(key, option)
+            self._check_parts(key, option)
         elif key is not None and not callable(key):
             expected = 'expected client_ip(), header("X-API-Key") or a function'
             raise ConfigurationError(f"{expected}, not {quoted(key)}", option)
@@ -238,7 +238,7 @@ class Rule:
             raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
         return key
 
-    def _check_parameters(self, key: Key, option: str) -> None:
+    def _check_parts(self, key: Key, option: str) -> None:
         """Check that its paths have the parameters by which it counts."""
         names_by_path: dict[str, Collection[str]] = {path.path: path.convertors for path in self.rule_paths}
         if not names_by_path:
