@@ -104,7 +104,7 @@ def test_what_a_function_returns_is_taken_or_refused_with_what_was_expected(read
     (bound,) = RateLimitMiddleware(hello, rules=[rule]).policy.rules.bound()
     for returned in WRONG:
         with suppress(ConfigurationError):  # and nothing else, of which the log would have a traceback
-            bound.with_limits(returned) if read == "limits" else whole_cost(returned)
+            bound.bucket_for(returned) if read == "limits" else whole_cost(returned)
 
 
 # -- default_limits: each route by itself; exemptions and limits at the endpoint take the place of defaults ------------

@@ -138,7 +138,7 @@ class BoundRule:
             return scope
         return self._reader.with_parameters(scope, self.paths, self._parameters)
 
-    def with_limits(self, limits: Limits) -> Bucket | None:
+    def bucket_for(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
 
         Raises:

@@ -134,7 +134,7 @@ class Counting:
         request = request_of(visit, at_endpoint)
         bucket, cost = bound.bucket, rule.cost
         if rule.limits_function is not None:
-            bucket = await ask(rule, request, "limits", rule.limits_function, bound.with_limits, bucket)
+            bucket = await ask(rule, request, "limits", rule.limits_function, bound.bucket_for, bucket)
         key = bound.key_of(request.scope, visit.client.key)
         if bound.key_function is not None:
             returned: str | None = await ask(rule, request, "key", bound.key_function, self._calls.checked_key, key)

@@ -1,8 +1,8 @@
 """What depends on the status or the end of a response: `count_if`, strikes, permits, outcomes.
 
-An effect is there only for requests whose rules need it. A request ends with the last message of its
-body, a websocket when the application's call returns. Anything after the end, such as a failing background task, does
-not affect the outcome.
+An effect is there only for requests whose rules need it. A request ends with the last message of its body, a websocket
+when the application's call returns. Anything after the end, such as a failing background task, does not affect the
+outcome.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class StrikeForStatus(Effect):
         self.statuses = signals.by_status.keys()
 
     def start(self, visit: Visit, status: Any) -> Awaitable[object] | None:
-        """See `Effect.start`. Another effect may need the status as well."""
+        """See `Effect.start`, which is called for a status that another effect needs, too."""
         if status not in self._signals.by_status:
             return None
         for _, decision in visit.decisions:
@@ -147,7 +147,7 @@ class ReportRefusal(Effect):
             visit.policy.refusals.report(visit, self._refusal, self._scope)
 
 
-class Report(Effect):
+class ReportOutcome(Effect):
     """Reports the outcome of a request, unless a middleware around its own, of the same limiter, does.
 
     A request that is exempt, or whose client leaves before it is decided or while it waits, is not reported.
@@ -162,7 +162,7 @@ class Report(Effect):
     def __init__(self, visit: Visit) -> None:
         if visit.outer is not None:
             for outer in visit.outer.visits():
-                is_reported = any(isinstance(effect, Report) for effect in outer.effects)
+                is_reported = any(isinstance(effect, ReportOutcome) for effect in outer.effects)
                 if is_reported and outer.policy.engine is visit.policy.engine:
                     return
         self._began_ns = visit.policy.engine.clock.monotonic_ns()
@@ -182,18 +182,27 @@ class Report(Effect):
             receivers = observers.outcomes
         else:
             receivers = observers.requests
-        if receivers and _is_reported(visit):
+        if not receivers:
+            return
+        decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
+        if _has_outcome(visit, decisions):
             began_us = policy.engine.unix_us() - duration_us
-            notify(receivers, _outcome(visit, error, route, began_us, duration_us))
+            notify(receivers, _outcome(visit, decisions, error, route, began_us, duration_us))
 
 
-def _outcome(visit: Visit, error: BaseException | None, route: str, began_us: int, duration_us: int) -> Outcome:
-    decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
+def _outcome(
+    visit: Visit,
+    decisions: Sequence[Decision],
+    error: BaseException | None,
+    route: str,
+    began_us: int,
+    duration_us: int,
+) -> Outcome:
     shadow_rules = tuple([label for _, label in visit.observed if label])
     refusal: Decision | None = None
     status = visit.status
     failed = error is not None and is_failure(error)
-    # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
+    # A limit at an endpoint that refuses after the response has begun breaks the connection: a failure.
     if not decisions[-1].allowed and not (status and failed):
         refusal, failed = decisions[-1], False
     if failed:
@@ -201,9 +210,8 @@ def _outcome(visit: Visit, error: BaseException | None, route: str, began_us: in
     return Outcome(visit.client.key, decisions, refusal, shadow_rules, route, status, failed, began_us, duration_us)
 
 
-def _is_reported(visit: Visit) -> bool:
+def _has_outcome(visit: Visit, decisions: Sequence[Decision]) -> bool:
     """Return whether a request was decided, and unless it is exempt, or a limit or a shadow rule has counted it."""
-    decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
     if any(decision is LEFT for decision in decisions):
         return False
     if not visit.plan.is_exempt:

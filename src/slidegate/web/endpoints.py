@@ -244,7 +244,7 @@ class RateLimit:
             label = route_label(scope)
             rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label)
             where = f"RateLimit at {label or 'another endpoint'}"
-            first, there = rules.named.setdefault(identity, (rule, where))
+            first, there = rules.first_by_name.setdefault(identity, (rule, where))
             if text_of(first) != text_of(rule):
                 text = f"the name {rule.name!r} has the limits {text_of(first)} in {there}, which count for all, and "
                 text += f"{text_of(rule)} in {where}; write the same, or another name"

@@ -23,7 +23,7 @@ from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
 from .broken import FailsAtStartup, fail_startup, place_of
 from .client_ip import ClientAddress
-from .effects import Report
+from .effects import ReportOutcome
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
@@ -208,7 +208,7 @@ class RateLimitMiddleware(FailsAtStartup):
         visit = Visit(policy, scope, receive, send, client, plan)
         try:
             if policy.observers.requests:
-                Report(visit)
+                ReportOutcome(visit)
             if plan.is_direct:  # limits alone, as for most requests: bans and limits, in one hit
                 answer = policy.engine.hit(plan.checks(scope, client.key), client.subjects)
                 decision = answer if isinstance(answer, Decision) else await answer

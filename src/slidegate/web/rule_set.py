@@ -73,7 +73,7 @@ class RuleSet:
         key: What `default_limits` count by.
         app: The application behind the middleware, whose paths the rules match.
         limiter: The limiter that counts.
-        names: Returns the name of the buckets of a rule, and that of the buckets of routes.
+        names: The names of buckets.
         honeypots: Returns the signals of ban policies for a path; None if there are none for any path.
         effects_of: Returns what depends on the responses to the requests of a plan.
         headers: Writes header fields.
@@ -86,7 +86,7 @@ class RuleSet:
         nothing: The plan of requests that no rule concerns: their client is on a list, or limits are off.
         always: The plan of all requests but preflights, if they match the same rules; else None.
         at_endpoints: The plans of limits at endpoints, which end with the policy, as a reloaded file replaces it.
-        named: The first rule with each name of buckets, and where it is written.
+        first_by_name: The first rule with each name of buckets, and where it is written.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RuleSet:
         self._honeypots = honeypots
         self._effects_of = effects_of
         self._headers = headers
-        self._paths = PathReader(app)
+        self._reader = PathReader(app)
         self._throttle = Throttle()
         self._living: WeakValueDictionary[int, BoundRule] = WeakValueDictionary()
         self._by_request: dict[object, Plan] = {}
@@ -118,26 +118,26 @@ class RuleSet:
         if default_limits is not None:
             self.defaults = DefaultLimits(default_limits, key, app, names.unique("per-route:"), self.bind)
         self.own = self._bound_in_order(names)
-        self.named = {bound.identity: (bound.rule, "the middleware") for bound in self.own if bound.rule.counts}
+        self.first_by_name = {bound.identity: (bound.rule, "the middleware") for bound in self.own if bound.rule.counts}
         self._anywhere = {index for index, bound in enumerate(self.own) if not bound.paths}
         self._index = PathIndex([(path, index) for index, bound in enumerate(self.own) for path in bound.paths])
         # One plan for all, if nothing about a request matters but whether it is a preflight.
         depends_on_path = self.defaults is not None or honeypots is not None
-        self._is_one_plan = not depends_on_path and all(map(_is_everything, rules))
+        self._is_one_plan = not depends_on_path and all(map(_is_for_all, rules))
         self.always: Plan | None = None
         self.restart()
 
     def _bound_in_order(self, names: Names) -> list[BoundRule]:
         """Return the rules with their buckets, whose names in header fields differ."""
-        rules: list[BoundRule] = []
+        in_order: list[BoundRule] = []
         # By shadow: no header field shows a shadow rule, so that it takes no name from others.
         taken: dict[bool, list[str]] = {False: [], True: []}
         for rule in self.given:
             others = taken[rule.is_shadow]
-            bound = self.bind(rule, names.of(rule), self._paths, [*others])
+            bound = self.bind(rule, names.of(rule), self._reader, [*others])
             others += [limit.name for limit in bound.named]
-            rules.append(bound)
-        return rules
+            in_order.append(bound)
+        return in_order
 
     def restart(self) -> None:
         """Make all plans anew, because amounts have changed."""
@@ -159,11 +159,11 @@ class RuleSet:
         if method == "OPTIONS" and scope["type"] == "http" and _is_preflight(scope):
             is_preflight, method = True, _A_PREFLIGHT
         try:
-            request = scope["path"], scope["type"], method, scope.get("root_path", "")
-            plan = self._by_request.get(request)
+            memo_key = scope["path"], scope["type"], method, scope.get("root_path", "")
+            plan = self._by_request.get(memo_key)
             if plan is not None:
                 return plan
-            return self._new_plan(scope, is_preflight, request)
+            return self._new_plan(scope, is_preflight, memo_key)
         except Exception as error:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
@@ -173,9 +173,9 @@ class RuleSet:
                 matches.append(RuleMatch(self.defaults.of()))
             return self.plan_of(matches, (), Traits(is_preflight))
 
-    def _new_plan(self, scope: Scope, is_preflight: bool, request: object) -> Plan:
+    def _new_plan(self, scope: Scope, is_preflight: bool, memo_key: object) -> Plan:
         """Return the plan of a request, and remember it if all with the same type, method, path and root have it."""
-        texts = self._paths.texts(scope)
+        texts = self._reader.texts(scope)
         matches = self.matches_of(scope, texts)
         is_lasting = True
         if self.defaults is not None and not is_ended(matches):
@@ -186,12 +186,12 @@ class RuleSet:
             strikes = self._honeypots(texts)
         plan = self.plan_of(matches, strikes, Traits(is_preflight))
         if is_lasting:
-            remember(self._by_request, request, plan, MANY, PATH_BYTES)
+            remember(self._by_request, memo_key, plan, MANY, PATH_BYTES)
         return plan
 
     def matches_of(self, scope: Scope, texts: Texts) -> list[RuleMatch]:
         """Return the rules that match a request, in order, up to one that certainly ends the list."""
-        indexes: Iterable[int] = range(len(self.own))
+        indexes: Iterable[int] = range(len(self.own))  # of all rules, for `ANY_PATH`
         if texts:
             indexes = sorted({*self._anywhere, *self._index.find(texts)})
         scope_type, method = scope["type"], method_of(scope)
@@ -223,13 +223,13 @@ class RuleSet:
     # -- rules with their buckets --------------------------------------------------------------------------------------
 
     def bind(
-        self, rule: Rule, identity: str, paths: PathReader | None = None, taken: Collection[str] = ()
+        self, rule: Rule, identity: str, reader: PathReader | None = None, taken: Collection[str] = ()
     ) -> BoundRule:
         """Return a rule with its buckets, which operators can change as long as it is in use."""
         engine = self._limiter.engine
         if rule.concurrency is not None:
             engine.expect_permits()
-        bound = BoundRule(rule, identity, self._limiter, paths, taken)
+        bound = BoundRule(rule, identity, self._limiter, reader, taken)
         self._living[id(bound)] = bound
         engine.overrides.register(bound.named)
         return bound
@@ -305,7 +305,7 @@ def _ends(bound: BoundRule, method: object, texts: Texts) -> bool:
     return bool(texts) and all(any(path.is_exactly(text) for path in bound.paths) for text in texts)
 
 
-def _is_everything(rule: Rule) -> bool:
+def _is_for_all(rule: Rule) -> bool:
     """Return whether every request matches a rule."""
     return not rule.rule_paths and rule.methods is None and rule.connection is None and rule.when is None
 
