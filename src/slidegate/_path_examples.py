@@ -17,7 +17,7 @@ from starlette.routing import PARAM_REGEX, compile_path
 _VALUES: Final[Mapping[str, str]] = {"int": "918273645", "float": "9182.73645", "uuid": "f" * 32}
 _TEXT: Final = "~"
 """The example of a text, and of a type that is not known."""
-_A_TEXT: Final = re.compile(r"\{\w+\}")
+_TEXT_PARAMETER: Final = re.compile(r"\{\w+\}")
 _compiled: Final = lru_cache(compile_path)
 
 
@@ -45,7 +45,7 @@ def filled_for_both(path: str, other: str) -> str | None:
             return filled("/".join([*narrower, *others[index:]]))
         if not _meet(segment, other_segment):
             return None
-        if "{" not in segment or _A_TEXT.fullmatch(other_segment):
+        if "{" not in segment or _TEXT_PARAMETER.fullmatch(other_segment):
             narrower.append(segment)
         else:
             narrower.append(other_segment)

@@ -50,7 +50,7 @@ def of_settings(policy: Policy, off_by: str) -> None:
 
 
 def of_building(policy: Policy, middleware: Any) -> None:
-    """Look at how a middleware is built, if it counts apart from others."""
+    """Look at how a middleware that counts apart from others is built."""
     policy.findings.report(settings.about_building(middleware))
 
 
@@ -85,14 +85,14 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
         report(_about_one_client(policy, client.key, scope))
     had_user = _has_user(scope)
 
-    async def compare_first(message: Message) -> None:
+    async def look_and_send(message: Message) -> None:
         if message["type"] in STARTS:
             report(_about_peer_within(policy.address, peer, scope, client.key))
             if not had_user and _has_user(scope):
                 report(_about_late_user(policy))
         await send(message)
 
-    return compare_first
+    return look_and_send
 
 
 def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
@@ -132,8 +132,8 @@ def _about_request(policy: Policy, scope: Scope, client: Client) -> Iterator[Fin
 def _about_shared_names(policy: Policy, outer: Visit) -> Iterator[Finding]:
     """Yield the finding about limits that an outer middleware with the same limiter has charged already."""
     own = {bucket.name for bucket in policy.buckets()}
-    for other, decision in outer.decisions:
-        if other is policy or other.limiter is not policy.limiter:
+    for other_policy, decision in outer.decisions:
+        if other_policy is policy or other_policy.limiter is not policy.limiter:
             continue
         shared = [bucket for bucket, _, _ in decision.checks if bucket.name in own]
         if shared:
@@ -173,11 +173,11 @@ def _about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, c
         scope: The request at its endpoint, or when its response starts.
         client_key: The key of its client. A peer of the same key does no harm.
     """
-    inside = peer_of(scope)
-    if not inside or inside == peer:
+    inner_peer = peer_of(scope)
+    if not inner_peer or inner_peer == peer:
         return
-    inner = read_node(inside)
-    if inner is None or address_key(*inner, address.prefixes[4], address.prefixes[6]) != client_key:
+    node = read_node(inner_peer)
+    if node is None or address_key(*node, address.prefixes[4], address.prefixes[6]) != client_key:
         yield Finding(
             "SG104",
             "something inside this middleware reads the proxies: the middleware counts, strikes and bans the address "
@@ -244,7 +244,7 @@ def _about_one_client(policy: Policy, client_key: str, scope: Scope) -> Iterator
     first.append((client_key, hash(tuple(values))))
     if len(first) != _FIRST or not _counts_addresses(policy):
         return
-    hashes = [names for key, names in first if key == client_key]
+    hashes = [hashed for key, hashed in first if key == client_key]
     if len(hashes) >= _NEARLY_ALL and len({*hashes}) >= _MANY_NAMES:
         yield Finding(
             "SG140",

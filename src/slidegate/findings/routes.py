@@ -46,25 +46,25 @@ def about_order(rule_set: RuleSet) -> Iterator[Finding]:
     if not any(rule.is_final for rule in rule_set.given):
         return
     for rule in rule_set.given:
-        first: set[Rule] = set()  # the first rules of requests that reach this one
-        last: set[Rule] = set()  # the rules that end the list for the others
+        first_rules: set[Rule] = set()  # of the requests that reach this one
+        ended_by: set[Rule] = set()  # the last rules of the others
         for rules in _rules_of_examples(rule_set, rule):
             if rule in rules:
-                first.add(rules[0])
+                first_rules.add(rules[0])
             else:
-                last.add(rules[-1])
-        if len(first or last) != 1:
+                ended_by.add(rules[-1])
+        if len(first_rules or ended_by) != 1:  # no single rule to name
             continue
-        (above,) = first or last
+        (above,) = first_rules or ended_by
         # A rule that does the same as the one that ends the list is not missed.
-        if not first and (rule.counts or (rule.action, rule.status) != (above.action, above.status)):
+        if not first_rules and (rule.counts or (rule.action, rule.status) != (above.action, above.status)):
             yield Finding(
                 "SG133",
                 f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends "
                 "the list; write the narrower rule first",
             )
         is_counting = above.counts and above.when is None and not above.is_shadow
-        if first and rule.exempts and is_counting:
+        if first_rules and rule.exempts and is_counting:
             yield Finding(
                 "SG134",
                 f"rule {rule.label!r} is exempt, but rule {above.label!r} above it counts its requests all the "

@@ -120,7 +120,7 @@ class _LimitedDocument:
     Attributes:
         around: The layers around the application, from the outside in and itself included.
         generate: Its own `openapi`.
-        content: The content of its own answers.
+        content: What `on_refused` and handlers of the application's own answer.
         schemas: The schemas to which that refers.
         names: Whether to publish the names of rules.
         keys: Whether to publish what limits count by.
@@ -192,7 +192,7 @@ class _LimitedDocument:
                 yield "503", content
 
     def _content(self, guard: Guard, handler: Any = rate_limit_exceeded) -> Json:
-        """Return what an exception handler answers, which answers as a middleware if it is `rate_limit_exceeded`."""
+        """Return what an exception handler answers; by default what a middleware answers itself."""
         if handler.__module__ == "fastapi.exception_handlers":
             return _DETAIL
         if handler is rate_limit_exceeded and guard.middleware.policy.refusals.on_refused is None:

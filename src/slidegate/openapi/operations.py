@@ -82,6 +82,8 @@ def guards_in(around: Around) -> Iterator[Guard]:
 
 def limits_of(guards: Sequence[Guard], route: MountedRoute, method: str) -> Iterator[Limit]:
     """Yield the limits of an operation, from the outermost middleware to the endpoint."""
+    if not guards:  # without a middleware around it, a limit at an endpoint is an error
+        return
     for guard in guards:
         plans = [plan for plan in _plans(guard, route, method) if plan.verdict.allowed]
         if not plans:  # a rule blocks all of its requests
@@ -90,8 +92,6 @@ def limits_of(guards: Sequence[Guard], route: MountedRoute, method: str) -> Iter
             limited = [bound in plan.limiting for plan in plans]
             if any(limited):
                 yield Limit(bound.rule, guard, is_partial=not all(limited))
-    if not guards:  # without a middleware around it, a limit at an endpoint is an error
-        return
     for rule in rules_of_route(route.endpoint, route.dependant):
         if not rule.is_shadow and rule.may_match("http", method):
             yield Limit(rule, guards[-1], is_at_endpoint=True)

@@ -98,7 +98,8 @@ class BoundRule:
 
     def _permits(self, concurrency: Concurrency) -> Bucket:
         rule = self.rule
-        label, others = rule.label, {*self._taken}
+        label = rule.label
+        others = {*self._taken}
         if self.bucket is not None:
             label = f"{rule.label}_concurrency"
             others.update(self.bucket.names)

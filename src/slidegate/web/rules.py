@@ -45,6 +45,7 @@ _METHOD: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*")
 """A token (RFC 9110, section 5.6.2) but for signs such as "*", which no method has and which would mean none."""
 _USUAL_NUMBERS: Final = {"cost": 1, "wait_max": DEFAULT_WAIT_MAX}
 """The defaults of numbers; those of the other options are None or False."""
+# The options of limits, and those of all rules that count.
 _OF_LIMITS: Final = ("cost", "unit", "count_if", "count_denied", "shadow")
 _COUNTING: Final = ("limits", "concurrency", "key", "wait", "fair", "on_error", *_OF_LIMITS)
 EXCLUSIONS: Final = (
@@ -177,7 +178,9 @@ class Rule:
         _check_together({option for option, value in options.items() if _is_set(option, value)})
         self.exempts, self.blocks, self.is_shadow = exempt, block, shadow
         self.is_final = final or exempt or block
-        self.status = check_whole(403 if status is None else status, 400, 599, "status", "for example 503")
+        if status is None:
+            status = 403
+        self.status = check_whole(status, 400, 599, "status", "for example 503")
         self.limits_function, self.cost_function = None, None
         if callable(limits):
             self.limits_function, limits = limits, fallback_limits
