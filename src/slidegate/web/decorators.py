@@ -33,7 +33,7 @@ _CALLED_DIRECTLY: Final = (
 )
 _AS_WRITTEN: dict[str, Any] = {}
 """How to read a signature whose annotations cannot be evaluated."""
-if sys.version_info >= (3, 14):  # which evaluates them when they are read
+if sys.version_info >= (3, 14):  # a Python that evaluates them when they are read
     _AS_WRITTEN["annotation_format"] = Format.FORWARDREF
 _CONNECTION: Final = "slidegate_connection"
 """The parameter by which FastAPI gives the request to a decorated function."""

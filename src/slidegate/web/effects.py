@@ -106,14 +106,14 @@ class Release(Effect):
 
     def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
         """See `Effect.end`."""
-        charges: list[Sequence[Reservation]] = []
+        permits: list[Sequence[Reservation]] = []
         for decision in visit.own:
-            charge = self._engine.release(decision)
-            if charge:
-                charges.append(charge)
-        if not charges:
+            given = self._engine.release(decision)
+            if given:
+                permits.append(given)
+        if not permits:
             return None
-        released = self._engine.refund(*charges)
+        released = self._engine.refund(*permits)
         if isinstance(error, GeneratorExit):  # a coroutine that is being closed cannot await
             in_background(released)
             return None
@@ -150,6 +150,7 @@ class ReportRefusal(Effect):
 class ReportOutcome(Effect):
     """Reports the outcome of a request, unless a middleware around its own, of the same limiter, does.
 
+    It enters itself among the effects of the request, in front of those that are awaited.
     A request that is exempt, or whose client leaves before it is decided or while it waits, is not reported.
 
     Args:
@@ -204,7 +205,8 @@ def _outcome(
     failed = error is not None and is_failure(error)
     # A limit at an endpoint that refuses after the response has begun breaks the connection: a failure.
     if not decisions[-1].allowed and not (status and failed):
-        refusal, failed = decisions[-1], False
+        refusal = decisions[-1]
+        failed = False
     if failed:
         status = status or FAILED
     return Outcome(visit.client.key, decisions, refusal, shadow_rules, route, status, failed, began_us, duration_us)

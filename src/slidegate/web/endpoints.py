@@ -185,9 +185,11 @@ class RateLimit:
             visit = active_visit_of(connection, "RateLimit")
         if visit is None or not visit.plan.is_enforced:
             return
-        policy, rule = visit.policy, self.rule
+        policy = visit.policy
+        rule = self.rule
         if rule.methods is not None and not rule.may_match(scope["type"], method_of(scope)):
             return
+        # Where no route names an endpoint, all that reach this limit have one count.
         plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or self)
         if policy.findings.requests_left:
             policy.inspection.of_endpoint(visit, plan.matches[0].bound.rule, scope)
@@ -240,22 +242,23 @@ class RateLimit:
         function = getattr(endpoint, "__func__", endpoint)  # each access to a method creates a new bound method
         memo_key = id(self), id(function)
         memo = rules.at_endpoints.get(memo_key)
-        if memo is None:
-            label = route_label(scope)
-            rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label)
-            where = f"RateLimit at {label or 'another endpoint'}"
-            first, there = rules.first_by_name.setdefault(identity, (rule, where))
-            if text_of(first) != text_of(rule):
-                text = f"the name {rule.name!r} has the limits {text_of(first)} in {there}, which count for all, and "
-                text += f"{text_of(rule)} in {where}; write the same, or another name"
-                policy.findings.report([Finding("SG143", text)])
-            # What has one name counts together, and so has the limits of the first.
-            rule.limits, rule.limits_function, rule.concurrency = first.limits, first.limits_function, first.concurrency
-            plan = rules.plan_of([RuleMatch(rules.bind(rule, identity))], (), Traits())
-            _log_missing_parameters(rule, scope)
-            # The memo keeps both alive, so that no other object gets their ids.
-            memo = remember(rules.at_endpoints, memo_key, (plan, (self, function)))
-        return memo[0]
+        if memo is not None:
+            return memo[0]
+        label = route_label(scope)
+        rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label)
+        where = f"RateLimit at {label or 'another endpoint'}"
+        first, there = rules.first_by_name.setdefault(identity, (rule, where))
+        if text_of(first) != text_of(rule):
+            text = f"the name {rule.name!r} has the limits {text_of(first)} in {there}, which count for all, and "
+            text += f"{text_of(rule)} in {where}; write the same, or another name"
+            policy.findings.report([Finding("SG143", text)])
+        # What has one name counts together, and so has the limits of the first.
+        rule.limits, rule.limits_function, rule.concurrency = first.limits, first.limits_function, first.concurrency
+        plan = rules.plan_of([RuleMatch(rules.bind(rule, identity))], (), Traits())
+        _log_missing_parameters(rule, scope)
+        # The memo keeps both alive, so that no other object gets their ids.
+        remember(rules.at_endpoints, memo_key, (plan, (self, function)))
+        return plan
 
 
 def _log_missing_parameters(rule: Rule, scope: Scope) -> None:

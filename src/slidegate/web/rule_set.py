@@ -293,7 +293,8 @@ def _ends(bound: BoundRule, method: object, texts: Texts) -> bool:
     Limits and blocks match generously; what exempts or ends the list matches exactly this method, and every text of the
     path.
     """
-    rule, methods = bound.rule, bound.rule.methods
+    rule = bound.rule
+    methods = rule.methods
     if rule.blocks:
         return True
     if not rule.is_final:

@@ -63,7 +63,8 @@ class Visit:
         receive_from: Where `receive` reads: the channel of the request, or what was put in front of it.
         send_on: Sends to the client.
         effects: What still depends on the status or the end of the response.
-        own: The decisions of this middleware: about its rules, then about limits at endpoints within.
+        own: The decisions of this middleware: about its rules, then about limits at endpoints within. A refusal is not
+            among them once the request was decided again.
         status: The status of the response, of whatever type the application sends; 0 before its first message.
         rendered: The header fields of the response, but for the numbers of the last decision; None if they are not
             known before, or tell of several decisions, here or in another middleware.
@@ -124,7 +125,8 @@ class Visit:
         # Without those of an earlier try within: a retry or a fallback is a new request for this middleware.
         around = [visit.policy for visit in outer.visits()]
         outer.shared[:] = [(policy, decision) for policy, decision in outer.shared if policy in around]
-        self.outer, self.shared = outer, outer.shared
+        self.outer = outer
+        self.shared = outer.shared
         self.rendered = outer.rendered = None  # the response tells of several decisions
 
     def visits(self) -> Iterator[Visit]:
@@ -272,7 +274,8 @@ class Visit:
             if is_failure(error) and not self.status:
                 if is_within and isinstance(error, HTTPException):
                     await self._start_effects(error.status_code)
-                    self.status, raised = error.status_code, None
+                    self.status = error.status_code
+                    raised = None  # its answer is no failure
                 else:
                     await self._start_effects(FAILED)  # the server will answer so
         finally:

@@ -70,7 +70,8 @@ class Waiting:
         if queue is None:  # no rule that lets it wait counts this request
             return await ask()
         bound, name = queue
-        tenant, fair = "", bound.rule.fair
+        fair = bound.rule.fair
+        tenant = ""
         if fair is not None:
             tenant = await self._tenant(bound, fair, visit, at_endpoint)
         answer: Decision | None = None
