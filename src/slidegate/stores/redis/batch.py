@@ -40,9 +40,9 @@ from .protocol import (
     Packed,
     Packing,
     StoreTime,
-    command,
+    pack_command,
+    pack_renewal,
     refusal,
-    renewal,
     store_error,
     unexpected,
 )
@@ -153,7 +153,7 @@ class Batcher:
             args: Its name and its arguments.
             read: Returns the result; the answer is what the command returns, which is the result by default.
         """
-        return self.request(partial(command, names, *args), read)
+        return self.request(partial(pack_command, names, *args), read)
 
     def server_us(self) -> asyncio.Future[int]:
         """Return the server's time, in microseconds."""
@@ -192,7 +192,7 @@ class Batcher:
         async for some in in_steps(self.permits.rows(), RENEWED_AT_ONCE):
             sent = []
             for row in some:
-                pack = partial(renewal, row, self.permits)
+                pack = partial(pack_renewal, row, self.permits)
                 sent.append(self.request(pack, lambda answer, now_us: None, has_permits=True))
             answers += await asyncio.gather(*sent, return_exceptions=True)
         for answer in answers:

@@ -112,7 +112,7 @@ class DecisionRequest(Request):
         """
         held, question, refund = self.batcher.parts.held, self.question, self.batcher.refund_in_background
         spent = int(self.is_awaited() and not self.by_network)
-        decision = self._of_limits(answer, now_us)
+        decision = self._decision_of_limits(answer, now_us)
         held.end_refusals(question)
         if self.is_repeated:
             # How many equal hits were charged, and how long after that their first slice ends.
@@ -148,12 +148,12 @@ class DecisionRequest(Request):
             rows = answer[1:]
         ban = longest([*self.by_network, *map(unpack_ban, rows)])
         if ban is None:
-            return self._of_limits(answer, now_us)
+            return self._decision_of_limits(answer, now_us)
         return refused_by_ban(ban, now_us, self.question.checks)
 
-    def _of_limits(self, answer: bytes, now_us: int) -> Decision:
+    def _decision_of_limits(self, answer: bytes, now_us: int) -> Decision:
         """Return the decision of the limits, and hold its permits."""
-        decision = _decision_of(answer, self.what, self.question.checks, now_us)
+        decision = _unpack_decision(answer, self.what, self.question.checks, now_us)
         if self.has_permits and decision.reservations:
             self.batcher.permits.hold(decision, self.batcher.parts.packing.permits_row)
         return decision
@@ -169,7 +169,7 @@ def ask(batcher: Batcher, what: int, question: Question) -> asyncio.Future[Decis
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
+def _unpack_decision(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
     """Unpack the decision in an answer that is no failure.
 
     Raises:

@@ -176,9 +176,9 @@ class ClusterLine:
                 try:
                     return await line.ask(*command)
                 except MovedError as moved:
-                    self._home = self._line_of(moved)
+                    self._home = self._line_named_by(moved)
                 except AskError as there:
-                    return await self._ask_ahead(self._line_of(there), command)
+                    return await self._ask_ahead(self._line_named_by(there), command)
         except TryAgainError as error:
             raise KeysApart("redis: the keys of the call are on two nodes, because their slot is moving") from error
         raise StoreUnavailable("redis: no node of the cluster has the keys of the store, each names another one")
@@ -207,7 +207,7 @@ class ClusterLine:
         """Close the connections over which nodes were asked."""
         await asyncio.gather(*[node.disconnect() for node in self._asked], return_exceptions=True)
 
-    def _line_of(self, redirected: AskError) -> ServerLine:
+    def _line_named_by(self, redirected: AskError) -> ServerLine:
         """Return the line to the node that another one names."""
         return self._line_to(*self._cluster.nodes_manager.remap_host_port(redirected.host, redirected.port))
 

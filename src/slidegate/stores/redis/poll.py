@@ -18,7 +18,7 @@ from ...core.bans.networks import BannedNetworks
 from ...core.errors import StoreUnavailable
 from ...core.events import Event
 from .held import HeldAnswers
-from .protocol import Packed, Packing, StoreTime, command, real_monotonic_us, unpack_ban
+from .protocol import Packed, Packing, StoreTime, pack_command, real_monotonic_us, unpack_ban
 
 POLL_NS: Final = 1_000_000_000
 """How old the last poll may be when a request is decided."""
@@ -90,7 +90,9 @@ class Polled:
         checks_eviction = not self.life or now_us >= self._next_check_us
         if checks_eviction:
             self._next_check_us = now_us + CHECK_EVERY_US
-        return command(self.names, b"poll", life_if_none, int(checks_eviction), self._version, self._packing.naming)
+        return pack_command(
+            self.names, b"poll", life_if_none, int(checks_eviction), self._version, self._packing.naming
+        )
 
     def deliver(self, answer: Sequence[Any], now_us: int, sent_ns: int) -> None:
         """Read the answer.

@@ -182,14 +182,16 @@ class Packing:
         name = self.name_of(key)
         return name, self.strikes + name[len(self.windows) :]
 
-    def question(self, what: int, checks: Sequence[Check], subjects: Iterable[BanSubject], held: HeldPermits) -> Packed:
+    def question(
+        self, what: int, checks: Sequence[Check], subjects: Iterable[BanSubject], permits: HeldPermits
+    ) -> Packed:
         """Pack a request with checks.
 
         Args:
             what: The operation.
             checks: The checks.
             subjects: What bans may refuse the question: those of keys are beside windows, those of networks are not.
-            held: The permits of the worker that asks.
+            permits: The permits of the worker that asks.
         """
         names: dict[bytes, int] = {}
         bans: set[int] = set()
@@ -199,7 +201,7 @@ class Packing:
         asks = []
         for bucket, key, cost in checks:
             ask = _ASK.pack(names.setdefault(self.name_of(key), len(names)), 0, min(cost, MAX_UNITS))
-            asks += [ask + self.pack_limit(bucket, limit, key, held) for limit in bucket.limits]
+            asks += [ask + self.pack_limit(bucket, limit, key, permits) for limit in bucket.limits]
         packed_bans = pack(f"<{len(bans)}H", *bans)
         head = REQUEST.pack(what, len(names), len(asks), len(bans), what == LEASE)
         return Packed([*names], head + packed_bans + b"".join(asks))
@@ -223,14 +225,14 @@ class Packing:
         """Return the names of the hash and of the field with the permits of a key."""
         return PermitsRow(self.name_of(key), window_field(bucket, bucket.limits[0]))
 
-    def pack_limit(self, bucket: Bucket, limit: AnyLimit, key: str, held: HeldPermits | None = None) -> bytes:
+    def pack_limit(self, bucket: Bucket, limit: AnyLimit, key: str, permits: HeldPermits | None = None) -> bytes:
         """Pack a limit; the fields that a ring uses for lengths have the boundaries of the periods of a quota.
 
         Args:
             bucket: Its bucket.
             limit: The limit.
             key: The key that is counted.
-            held: The permits of the worker that asks; only a concurrency limit needs them.
+            permits: The permits of the worker that asks; only a concurrency limit needs them.
         """
         if isinstance(limit, Limit):
             field = window_field(bucket, limit)
@@ -239,12 +241,12 @@ class Packing:
             field = digest_of(bucket.name, *limit.same_window)  # without LAYOUT: every version reads quotas
             periods = limit.period_at(self._unix_us())
             return _LIMIT.pack(field, limit.amount, *periods, 0, QUOTA | bucket.count_denied)
-        assert held is not None, "permits are held by a worker"
+        assert permits is not None, "permits are held by a worker"
         row = self.permits_row(bucket, key)
-        return _pack_permits(row, limit.amount, held, held.units(row))
+        return _pack_permits(row, limit.amount, permits, permits.units(row))
 
 
-def command(names: Sequence[bytes], *args: bytes | int) -> Packed:
+def pack_command(names: Sequence[bytes], *args: bytes | int) -> Packed:
     """Pack a command of ``lua/bans.lua``.
 
     Args:
@@ -254,20 +256,20 @@ def command(names: Sequence[bytes], *args: bytes | int) -> Packed:
     return Packed(names, REQUEST.pack(COMMAND, len(names), 0, 0, len(args)), args)
 
 
-def renewal(row: PermitsRow, held: HeldPermits) -> Packed:
+def pack_renewal(row: PermitsRow, permits: HeldPermits) -> Packed:
     """Pack a renewal of permits, or their release: it writes how many the worker has.
 
     Args:
         row: Their row.
-        held: The permits of the worker.
+        permits: The permits of the worker.
     """
-    ask = _ASK.pack(0, 0, 0) + _pack_permits(row, 0, held, held.units_to_write(row))
+    ask = _ASK.pack(0, 0, 0) + _pack_permits(row, 0, permits, permits.units_to_write(row))
     return Packed((row.name,), REQUEST.pack(REFUND, 1, 1, 0, 0) + ask)
 
 
-def _pack_permits(row: PermitsRow, amount: int, held: HeldPermits, units: int) -> bytes:
+def _pack_permits(row: PermitsRow, amount: int, permits: HeldPermits, units: int) -> bytes:
     """Pack a concurrency limit, with the worker and its true count in the fields that a ring uses for lengths."""
-    return _PERMITS.pack(row.field, amount, held.worker, held.lease_us, units, 0, PERMITS)
+    return _PERMITS.pack(row.field, amount, permits.worker, permits.lease_us, units, 0, PERMITS)
 
 
 def window_field(bucket: Bucket, limit: AnyLimit) -> bytes:

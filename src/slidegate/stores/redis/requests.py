@@ -128,12 +128,12 @@ class Question:
         """The counters of the limits, with the terms with which a hit is packed, and how; one for all threads."""
         self._asked_ns = 0
 
-    def pack(self, packing: Packing, held: HeldPermits) -> Packed:
+    def pack(self, packing: Packing, permits: HeldPermits) -> Packed:
         """Pack a hit. It is remembered while its limits have the same terms, unless it changes with time.
 
         Args:
             packing: Packs it.
-            held: The permits of the worker that asks.
+            permits: The permits of the worker that asks.
         """
         if self._remembered is not None:
             terms, packed = self._remembered
@@ -145,7 +145,7 @@ class Question:
         what = HIT
         if self.may_lease:
             what = LEASE
-        packed = packing.question(what, self.checks, self.refusing, held)
+        packed = packing.question(what, self.checks, self.refusing, permits)
         if len(counters) == len(limits):  # no quota, which depends on the time, and no permits
             self._remembered = terms, packed
         return packed
