@@ -137,7 +137,7 @@ class HeldPermits:
                 charge.permits = ChargedPermits(
                     held_row, charge.units[0], self._returned
                 )  # it is the only limit of its bucket
-                self.renewed(row, decision.now_us)
+                self.note_renewal(row, decision.now_us)
         if self._rows:
             self._begin_renewing()
 
@@ -167,7 +167,7 @@ class HeldPermits:
             self._rows.pop(row, None)
         return units
 
-    def renewed(self, row: Row, now_us: int) -> None:
+    def note_renewal(self, row: Row, now_us: int) -> None:
         """Note that a row is renewed at a time of the store."""
         held_row = self._rows.get(row)
         if held_row is not None:

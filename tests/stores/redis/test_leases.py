@@ -282,7 +282,7 @@ async def on_its_way(server: RedisServer) -> AsyncIterator[tuple[RedisStore, Any
 
 async def test_a_lease_on_its_way_ends_by_a_ban_of_this_process(server: RedisServer) -> None:
     async with on_its_way(server) as (store, _):
-        store.parts.held.change(("ann",))  # as a strike does that bans
+        store.parts.held.note_change(("ann",))  # as a strike does that bans
 
 
 async def test_a_lease_on_its_way_ends_by_a_reset(server: RedisServer) -> None:

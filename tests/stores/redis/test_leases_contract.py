@@ -115,7 +115,7 @@ async def retry_after(two: Two) -> None:
     leases = two.one.parts.held
     leases.refund_all(two.one.batcher().refund_in_background)
     await two.one.batcher().server_us()
-    two.other.parts.held.change()  # a second later
+    two.other.parts.held.note_change()  # a second later
     admitted = [(await settle(two.other.hit(SMALL))).allowed for _ in range(ahead + 1)]
     assert admitted == [True] * ahead + [False]
     assert (refused.retry_after_us or 0) > 1_000_000

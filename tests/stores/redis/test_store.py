@@ -690,8 +690,8 @@ def test_refusals_of_threads_are_known_unless_one_of_them_resets_all_keys() -> N
     def record_or_reset(number: int, thread: int) -> None:
         checks = ((bucket("1/hour", f"rule-{number}-{thread}"), "ann", 1),)
         if number % 4 == 3 and thread < 4:
-            known.change([("rule", "ann")])
-            known.change()
+            known.note_change([("rule", "ann")])
+            known.note_change()
             return
         for cost in range(4):
             costly, now_us = ((*checks[0][:2], cost),), real_monotonic_us()

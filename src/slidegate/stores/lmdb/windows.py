@@ -170,7 +170,7 @@ class WindowRows:
         until_us, units = self._now_us + self._held.lease_us, self._held.units_to_write(row)
         others, _, _ = self._permits(row)
         self.permits[row] = others + entry(self._held.worker, until_us, units)
-        self._held.renewed(row, self._now_us)
+        self._held.note_renewal(row, self._now_us)
 
     def _permits(self, row: bytes) -> tuple[bytes, int, int]:
         """Return the entries of other processes, how many permits are taken, and how many this process has."""

@@ -110,7 +110,7 @@ class RedisBans(BanStore):
             self._tell(bans_full(self._max_bans, key))
         if result != _MADE:
             return None
-        self._held.change((key,))
+        self._held.note_change((key,))
         if policy.shadow:
             self._tell(shadow_banned(ban))
             return None
@@ -141,7 +141,7 @@ class RedisBans(BanStore):
 
         args = b"unban", key.encode(), os.urandom(8)
         ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)
-        self._held.change()
+        self._held.note_change()
         if was_network:
             await self._batcher().poll()
         if ban is not None:
@@ -201,7 +201,7 @@ class RedisBans(BanStore):
             names.append(self._packing.name_of(ban.key))
             args += [ban.key.encode(), _pack_ban(ban), int(ban.network() is not None)]
         await self._batcher().command(names, b"put", *args)
-        self._held.change()
+        self._held.note_change()
         if networks:
             await self._batcher().poll()
 

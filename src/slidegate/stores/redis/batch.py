@@ -165,10 +165,10 @@ class Batcher:
         held, checks = self.parts.held, [reservation.check for reservation in reservations]
 
         def read(answer: bytes, now_us: int) -> bool:
-            held.change(windows_of(checks))
+            held.note_change(windows_of(checks))
             return answer[0] == CHANGED
 
-        held.change(windows_of(checks))
+        held.note_change(windows_of(checks))
         pack = partial(self.parts.packing.refund, reservations)
         return self.request(pack, read, has_permits=concern_permits(checks))
 

@@ -143,7 +143,7 @@ class HeldAnswers:
         before_us = self._latest_us
         self._latest_us = self._time.local_us()
         if self._latest_us < before_us:
-            self.change()
+            self.note_change()
 
     def _spend(self, lease: Answer, question: Question) -> Decision | None:
         restart_if_forked()  # a child must not spend the units of its parent
@@ -214,7 +214,7 @@ class HeldAnswers:
     def end_refusals(self, question: Question) -> None:
         """End the refusals that share windows with a question that was charged: they have other numbers now."""
         if self._time.local_us() < self._refusals_end_us:
-            self.change(windows_of(question.checks))
+            self.note_change(windows_of(question.checks))
 
     def keep_lease(
         self, question: Question, decision: Decision, sent_ns: int, lasts_us: int, units: int, used: int, refund: Refund
@@ -280,7 +280,7 @@ class HeldAnswers:
 
     # -- what ends answers -------------------------------------------------------------------------------------------
 
-    def change(self, names: Iterable[Hashable] | None = None) -> None:
+    def note_change(self, names: Iterable[Hashable] | None = None) -> None:
         """Use no answer about some keys and windows that was asked for before now; by default none at all."""
         self._last_change_ns = now_ns = monotonic_ns()
         if names is None or len(self._changed_ns) > MEMO_SIZE:
@@ -291,7 +291,7 @@ class HeldAnswers:
 
     def drop(self, key: str | None = None) -> None:
         """Use no answer from before now. Redis may count the units no longer that a key, or all, have leased."""
-        self.change()
+        self.note_change()
         self._dropped_ns = monotonic_ns()
         for subject, held in [*self.answers.items()]:
             if key is None or any(key == checked for _, checked, _ in held.decision.checks):
@@ -318,7 +318,7 @@ class HeldAnswers:
 
 
 def windows_of(checks: Iterable[Check]) -> list[tuple[str, str]]:
-    """Return the names of the windows of a question, for `HeldAnswers.change`."""
+    """Return the names of the windows of a question, for `HeldAnswers.note_change`."""
     return [(bucket.name, key) for bucket, key, _ in checks]
 
 

@@ -102,7 +102,7 @@ class DecisionRequest(Request):
             decision = self._refuse(decision, answer[0], sent_ns)
         elif self.what == CHARGE:
             question = self.question
-            self.batcher.parts.held.change([*windows_of(question.checks), *question.refusing])  # and end leases
+            self.batcher.parts.held.note_change([*windows_of(question.checks), *question.refusing])  # and end leases
         self.answer(decision)
 
     def _admit(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:

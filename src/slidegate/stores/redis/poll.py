@@ -120,7 +120,7 @@ class Polled:
         if version != self._version:
             self._replace_networks(rows[1::2])
             self._version = version
-            self._held.change()
+            self._held.note_change()
         self.due_ns = self._held.fresh_until_ns = sent_ns + POLL_NS
 
     def fail(self, error: Exception) -> None:

@@ -144,7 +144,7 @@ class RedisStore(Store):
             with suppress(StoreError, TimeoutError):  # else it counts until its slice leaves
                 await asyncio.wait_for(self.batcher().server_us(), CLOSING_S)
         self.closed = self.parts.is_closed = True
-        self.parts.held.change()
+        self.parts.held.note_change()
         self._batchers.clear()
         for loop, batcher in batchers.items():
             if loop is running:
