@@ -98,13 +98,13 @@ class Breaker:
         is_open: Whether there is an outage.
         failures: How many calls have failed.
         refuses_writes: Whether the last failure concerned writes alone.
-        late: A late call in words.
+        late_text: What the error of a late call says.
     """
 
     def __init__(self, deadline_us: int, on_error: str, emit: Callable[[Event], None], clock: Clock) -> None:
         self.is_open = self.refuses_writes = False
         self.failures = 0
-        self.late = f"no answer within the deadline of {deadline_us / 1_000:g} ms (Limiter(deadline=...))"
+        self.late_text = f"no answer within the deadline of {deadline_us / 1_000:g} ms (Limiter(deadline=...))"
         self._deadline_us = deadline_us
         self._on_error = on_error
         self._emit = emit

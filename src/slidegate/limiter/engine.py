@@ -220,7 +220,7 @@ class Engine:
             StoreError: The store does not answer.
         """
         if self.closed:
-            self._refuse()
+            self._raise_closed()
         return await within(ask(), deadline_s)
 
     def expect_permits(self) -> None:
@@ -239,7 +239,7 @@ class Engine:
             StoreUnavailable: The limiter is closed, or a memory store, which fails for no other reason.
         """
         if self.closed or self.failover is None:
-            self._refuse()
+            self._raise_closed()
         return self.failover.decide("hit", ())
 
     async def close(self) -> None:
@@ -302,7 +302,7 @@ class Engine:
         if not self.counts:
             limits = bans = _Constant(lambda *_: Decision(True, Reason.DISABLED), lambda *_: None)
         elif self.closed:
-            limits = bans = _Constant(self._refuse, self._refuse)
+            limits = bans = _Constant(self._raise_closed, self._raise_closed)
         self.hit: Hit = limits.hit
         self.refresher.question = limits.hit
         self.peek: Hit = limits.peek
@@ -315,7 +315,7 @@ class Engine:
         if self.refresher.is_needed and self.counting and not self.closed:
             self.hit, self.find_ban = self.refresher.hit, self.refresher.find_ban
 
-    def _refuse(self, *question: object) -> NoReturn:
+    def _raise_closed(self, *question: object) -> NoReturn:
         raise closed(f"the limiter on {self.store!r}")
 
     def begin_refresh(self) -> None:

@@ -215,10 +215,10 @@ class Failover:
         self._has_server = not self._store.answers_threads
         try:
             if type(answer) is asyncio.Future:  # a task refuses an exception from outside
-                call.watch(answer, self._deadline_s, self.breaker.late)
+                call.watch(answer, self._deadline_s, self.breaker.late_text)
                 result: T = await answer
             else:
-                result = await within(answer, self._deadline_s, self.breaker.late)
+                result = await within(answer, self._deadline_s, self.breaker.late_text)
         except _MISTAKES:
             self.breaker.forget(call)
             raise

@@ -123,13 +123,13 @@ class Queue:
         Returns:
             False if none was removed: every client is there, and no tenant has more waiters than `tenant` would have.
         """
-        removed = [waiter for waiter in self.waiters if waiter.is_gone()]
-        if not removed:
+        leaving = [waiter for waiter in self.waiters if waiter.is_gone()]
+        if not leaving:
             newest = self._newest_of_greediest(tenant)
             if newest is None:
                 return False
-            removed = [newest]
-        for waiter in removed:
+            leaving = [newest]
+        for waiter in leaving:
             del self.waiters[waiter]
             waiter.wake()
         return True

@@ -129,7 +129,7 @@ class Refresher:
         age_ns = self._age_ns()
         if age_ns < STALE_NS:
             return ask()
-        task = self._begin()
+        task = self._begin_read()
         if task is None or age_ns < EXPIRED_NS:
             return ask()
         return self._hold(task, ask)
@@ -158,18 +158,18 @@ class Refresher:
     def ask(self) -> None:
         """Ask for the overrides unless they are fresh, and wait for nothing."""
         if self.is_needed and self._age_ns() >= STALE_NS:
-            self._begin()
+            self._begin_read()
 
     async def wait(self) -> None:
         """Wait for the overrides if they have expired."""
         if self._age_ns() >= EXPIRED_NS:
-            task = self._begin()
+            task = self._begin_read()
             if task is not None:
                 await wait_for_end(task, monotonic() + self._deadline_s)
 
     # -- reading beside them -------------------------------------------------------------------------------------------
 
-    def _begin(self) -> Running | None:
+    def _begin_read(self) -> Running | None:
         """Read the overrides; return the task that reads them, or None if they are applied, or cannot be read now."""
         if self._failover is not None and self._failover.breaker.is_open:
             self._put_off()
@@ -203,7 +203,7 @@ class Refresher:
         except Exception as error:
             self._failed(error)
             return None
-        return _start_task(self._apply_answer(number, answer, asked_ns, deadline_s), self._reads)
+        return _start_or_run(self._apply_answer(number, answer, asked_ns, deadline_s), self._reads)
 
     async def _apply_answer(
         self, number: int, answer: Sequence[ReadRow] | Awaitable[Sequence[ReadRow]], asked_ns: int, deadline_s: float
@@ -252,7 +252,7 @@ class Refresher:
         """Record how fresh the overrides are, and write what this worker has to say beside them."""
         self.fresh_until_ns = asked_ns + STALE_NS
         if self._workers.is_due():
-            _start_task(self._publish(deadline_s), self._writes)
+            _start_or_run(self._publish(deadline_s), self._writes)
 
     async def _publish(self, deadline_s: float) -> None:
         try:
@@ -273,7 +273,7 @@ class Refresher:
             logger.error(text, exc_info=error)
 
 
-def _start_task(work: Coroutine[Any, Any, None], running: set[Running]) -> Running | None:
+def _start_or_run(work: Coroutine[Any, Any, None], running: set[Running]) -> Running | None:
     """Run something on the event loop of this thread, and keep it among what runs; without one, run it at once."""
     if not on_asyncio():
         run_at_once(work)
