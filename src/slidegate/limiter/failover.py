@@ -247,8 +247,10 @@ class Failover:
         if not isinstance(answer, asyncio.Future) or not answer.done() or answer.cancelled() or answer.exception():
             return
         decision = answer.result()
-        if isinstance(decision, Decision) and (charged := decision.begin_refund()):
-            await to_the_end(self.refund(charged))
+        if isinstance(decision, Decision):
+            charged = decision.begin_refund()
+            if charged:
+                await to_the_end(self.refund(charged))
 
     def _answered(self, call: Call | None, answer: object) -> None:
         breaker = self.breaker

@@ -420,8 +420,7 @@ class Limiter(Commands):
         Args:
             option: The name of the units in an error message.
         """
-        if type(cost) is not int or cost < 0:
-            check_cost(cost, option)
+        check_cost(cost, option)
         if isinstance(limits, list):
             limits = tuple(limits)
         try:
