@@ -96,7 +96,7 @@ class Breaker:
 
     Attributes:
         is_open: Whether there is an outage.
-        failures: How many calls have failed.
+        failures: How many calls have failed, and single requests in calls that have not.
         refuses_writes: Whether the last failure concerned writes alone.
         late_text: What the error of a late call says.
     """

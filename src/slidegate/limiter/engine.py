@@ -61,12 +61,14 @@ class Engine:
     """Queries a store on behalf of a limiter and its middlewares.
 
     Args:
+        secret: The key for digests, as for `Limiter`.
         observers: The first observers of events, the store's and the limiter's, and of outcomes.
         deadline: How long the store may take to answer a request.
         on_error: What decides if the store takes longer.
         networks: The files that map addresses to operators, for bans of operators.
 
     Attributes:
+        store: The store.
         networks: Those files.
         counting: Whether limits count and refuse. A test may turn that off for all limiters; see `switch_all`.
         per_process: Whether every process has separate counts.
@@ -74,7 +76,7 @@ class Engine:
             answers at once is returned directly. Read them from the engine for each call, as a switch replaces them.
         find_ban, strike, ban: Do what `find`, `strike` and `ban` of `BanStore` do. The caller of `strike` has
             normalized the key, cleaned the reason and checked `may_ban`.
-        unix_us: Returns Unix time in microseconds, by the system clock.
+        unix_us: Returns Unix time in microseconds, by the system clock or that of a memory store.
         clock: The clock of durations: that of the system, or one that advances with that of a memory store.
         failover: Queries a store that can fail; None for a memory store.
         blocks: The callers of limited blocks, by rule and limits.

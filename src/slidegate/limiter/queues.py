@@ -73,7 +73,7 @@ class Waiter:
     def wake(self) -> None:
         """End the sleep. Callable from any thread."""
         with suppress(RuntimeError):  # its event loop has ended
-            self._call_soon(lambda: self._event.set())
+            self._call_soon(lambda: self._event.set())  # the event of then: each sleep has its own
 
     async def sleep(self, pause_s: float) -> None:
         """Sleep for a while, until its time is over, or until it is woken."""
@@ -88,8 +88,9 @@ class Queue:
     Attributes:
         waiters: The waiters, in order of arrival.
         refused_waiter: The waiter that was refused last.
+        refusal: Its refusal.
         refused_s: When that was; see `now_s`.
-        room_s: When it expects room for its own cost.
+        room_s: When that waiter expects room for its own cost.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,8 @@ class Queue:
         """Record the refusal of the first waiter, for all that wait behind it.
 
         Args:
-            room_us: When it has room; 0 for a permit, whose return is not announced.
+            room_us: In how long it has room, see `room_in_us`; 0 for a permit, which another process may return at any
+                moment.
         """
         self.refused_waiter = waiter
         self.refusal = refusal
@@ -299,7 +301,7 @@ class Queues:
                 if room_us is None:
                     return decision
                 queue.note_refusal(waiter, decision, room_us)
-                pause_s = min(room_us / 1_000_000 or PAUSE_S, PAUSE_S)  # the return of a permit is not announced
+                pause_s = min(room_us / 1_000_000 or PAUSE_S, PAUSE_S)  # 0 for a permit, whose time nobody knows
             if queue.is_hopeless(waiter):
                 return decision
             await waiter.sleep(pause_s)

@@ -67,7 +67,7 @@ class Refresher:
 
     Attributes:
         question: Asks the store, or what answers for it while limits are off; `Engine.rebuild` sets it.
-        ban_question: Asks it for a ban; set there, too.
+        ban_question: Asks the same for a ban; set there, too.
         fresh_until_ns: Until when the overrides are fresh (monotonic).
     """
 
@@ -170,7 +170,11 @@ class Refresher:
     # -- reading beside them -------------------------------------------------------------------------------------------
 
     def _begin_read(self) -> Running | None:
-        """Read the overrides; return the task that reads them, or None if they are applied, or cannot be read now."""
+        """Read the overrides if the store may answer.
+
+        Returns:
+            The task that reads them; None if they are applied already, or cannot be read now.
+        """
         if self._failover is not None and self._failover.breaker.is_open:
             self._put_off()
         elif on_asyncio():

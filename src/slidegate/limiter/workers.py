@@ -208,7 +208,7 @@ class Workers:
         fingerprint: That of the limiter's secret.
 
     Attributes:
-        due_s: When this worker writes next (monotonic); 0 for with the next request.
+        due_s: When this worker writes next (monotonic); if that is 0, with the next request.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Workers:
         self._rules = rules
         self._secret = _digest_of(fingerprint.encode())
         self._emit = emit
-        self._written_by = NOBODY
+        self._written_by = NOBODY  # the worker that wrote last, which in a child of `fork` is that of the parent
         self._texts: dict[int, Sequence[PublishedRule]] = {}
         """The rules of texts, by their digests."""
         self._throttle = Throttle(_WARN_EVERY_S)
