@@ -189,10 +189,11 @@ class RedisBans(BanStore):
         Raises:
             ConfigurationError: Too many networks are banned.
         """
-        names, now_us = [*self._polled.names], self._time.now_us()
+        names = [*self._polled.names]
         args: list[bytes | int] = [os.urandom(8), int(replaces)]
         networks = {ban.key for ban in bans if ban.network() is not None}
         if networks:
+            now_us = self._time.now_us()
             await self._batcher().poll()
             in_force = {key for key, ban in self._polled.networks.bans.items() if not ban.is_over(now_us)}
             if len(in_force | networks) > MAX_NETWORKS:

@@ -122,10 +122,10 @@ class Question:
         self.refusing: tuple[BanSubject, ...] = (*subjects, *[key for _, key, _ in checks])
         self.counts_denied = any(bucket.count_denied for bucket, _, _ in checks)
         self.has_permits = concern_permits(checks)
-        is_free = not checks or not all(cost for _, _, cost in checks)
-        self.may_lease = leases and not (self.counts_denied or self.has_permits or is_free)
+        takes_units = min((cost for _, _, cost in checks), default=0) > 0
+        self.may_lease = leases and takes_units and not (self.counts_denied or self.has_permits)
         self._remembered: tuple[list[tuple[Ring, Terms]], Packed] | None = None
-        """The counters of the limits, with the terms with which a hit is packed, and how; one for all threads."""
+        """The terms with which a hit was packed last, by counter, and how: in one, because threads share it."""
         self._asked_ns = 0
 
     def pack(self, packing: Packing, permits: HeldPermits) -> Packed:
@@ -137,7 +137,7 @@ class Question:
         """
         if self._remembered is not None:
             terms, packed = self._remembered
-            if all(counter.terms is then for counter, then in terms):  # else an operator has changed the amount
+            if all(counter.terms is then for counter, then in terms):  # else an operator has changed an amount
                 return packed
         limits = [limit for bucket, _, _ in self.checks for limit in bucket.limits]
         counters = [limit.counter for limit in limits if isinstance(limit, Limit)]
