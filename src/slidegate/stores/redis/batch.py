@@ -165,7 +165,7 @@ class Batcher:
         held, checks = self.parts.held, [reservation.check for reservation in reservations]
 
         def read(answer: bytes, now_us: int) -> bool:
-            held.note_change(windows_of(checks))
+            held.note_change(windows_of(checks))  # again: what was asked meanwhile may be from before the refund
             return answer[0] == CHANGED
 
         held.note_change(windows_of(checks))
@@ -173,7 +173,7 @@ class Batcher:
         return self.request(pack, read, has_permits=concern_permits(checks))
 
     def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
-        """Refund the charges of a cancelled request with the next call; if that fails, they stay charged."""
+        """Refund what nobody waits for, with the next call; if that fails, it stays charged."""
         refund = self.refund(reservations)
         refund.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio would log it
 
@@ -303,6 +303,7 @@ class Batcher:
         except KeysApart:
             if not polled.life:
                 raise
+            # The last poll holds while the slot migrates: the keys of polls may be on two nodes until the end of that.
             polled.due_ns = monotonic_ns() + POLL_NS
             return
         if failed is not None and not polled.life:

@@ -107,12 +107,12 @@ class HeldAnswers:
         self._time = time
         self.answers: dict[Hashable, Answer] = {}
         self.fresh_until_ns = 0
-        # When this process last changed a window, by bucket and key, or who is banned, by key; and all of them.
+        # When this process last changed a window, by bucket and key, or who is banned, by key; all of them; and any.
         self._changed_ns: dict[Hashable, int] = {}
         self._all_changed_ns = 0
         self._last_change_ns = 0
-        self._dropped_ns = 0
-        self._latest_us = 0
+        self._dropped_ns = 0  # when leases were last dropped
+        self._latest_us = 0  # the local time of the last question or refusal, by which a test clock set back is seen
         self._refusals_end_us = 0
         """When the last refusal ends."""
         self._in_child = ForkHook(self.drop)
@@ -198,7 +198,7 @@ class HeldAnswers:
         if decision.reason is not Reason.BANNED:
             subject = question.checks
             lease = self.answers.get(subject)
-            if lease is not None and lease.units:  # for others
+            if lease is not None and lease.units:  # which other clients may spend
                 return
             for spent, leaves_us, _, _ in decision.readings:
                 if spent and leaves_us:  # permits leave at no known time
@@ -247,12 +247,12 @@ class HeldAnswers:
         lease.decision = decision  # of the same slices
         lease.came_us = came_us
         lease.cleared.add(question)
-        lease.is_asking = lease.is_asking and not left
+        lease.is_asking = lease.is_asking and not left  # one without may answer another hit, which asked for none
         lease.used += used
         lease.units += [None] * left
 
     def _replace_lease(self, lease: Answer, question: Question, refund: Refund) -> None:
-        """Replace the last lease of a question by a new one, which is refunded when it has ended."""
+        """Replace the last lease of a question by a new one, the rest of which is refunded when it has ended."""
         last = self.answers.get(question.checks)
         if last is not None:
             lease.used_before = last.used
@@ -265,7 +265,7 @@ class HeldAnswers:
     # -- refunds -----------------------------------------------------------------------------------------------------
 
     def refund_rest(self, lease: Answer, refund: Refund) -> None:
-        """Refund what is left of a lease."""
+        """Refund what is left of a lease, after which no client spends it."""
         lease.cleared.clear()
         left = 0
         while lease.take():

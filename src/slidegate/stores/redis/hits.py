@@ -94,7 +94,7 @@ class DecisionRequest(Request):
             return
         if self.what == HIT and not was_banned and answer[0] == OK:
             decision = self._admit(answer, now_us, sent_ns)
-            if not self.by_network:
+            if not self.by_network:  # else it is refunded, and refused by that ban
                 self.answer(decision)
                 return
         decision = self._decision(answer, now_us)

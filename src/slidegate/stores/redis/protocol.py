@@ -2,9 +2,9 @@
 
 A request has a byte for the operation, the numbers of its keys, asks, bans and arguments, the indexes of the keys whose
 bans refuse it, and the asks; each ask has the index of its key, the cost and the limit. Indexes count from the first
-key of the request; its keys follow those of the requests before it, and so do the arguments of a command. The requests
-of a call are concatenated. The answer to a command is what it returns; that to others starts with a status, and has a
-reading for each ask, or other rows; see `hits` and ``lua/windows.lua``.
+key of the request; its keys follow those of the requests before it, and so do its arguments. The requests of a call are
+concatenated. The answer to a command is what it returns; that to others starts with a status, and has a reading for
+each ask, or other rows; see `hits` and ``lua/windows.lua``.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Packed(NamedTuple):
     Attributes:
         names: The hashes that it asks about; it refers to them by their indexes.
         request: The bytes.
-        args: The arguments of a command.
+        args: The arguments of a command; those of a lease are how many hits it may charge ahead.
     """
 
     names: Sequence[bytes]

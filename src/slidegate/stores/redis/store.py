@@ -128,8 +128,8 @@ class RedisStore(Store):
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self._questions: dict[object, Question] = {}
-        self._secrets: set[bytes | None] = set()
-        """The key of names; empty before there is a limiter."""
+        self._naming_keys: set[bytes | None] = set()
+        """The key of names, or None for names without one; empty before there is a limiter."""
 
     def __repr__(self) -> str:
         return f"<RedisStore {quoted(self._prefix)}>"
@@ -158,14 +158,14 @@ class RedisStore(Store):
         Raises:
             ConfigurationError: Another limiter of this store has another secret.
         """
-        if by in self._secrets:
+        if by in self._naming_keys:
             return
-        if self._secrets:
+        if self._naming_keys:
             raise ConfigurationError(
                 "secret: another limiter on this store has another secret, or none; give both the same, or each a "
                 "RedisStore of its own"
             )
-        self._secrets.add(by)
+        self._naming_keys.add(by)
         self.parts.packing.name_keys(by)
         self._questions.clear()
 
@@ -222,9 +222,9 @@ class RedisStore(Store):
             return False
         own = self.batcher()
         holders = {reservation.holder for reservation in reservations}
+        # The event loop that has permits refunds them: it sends one call with permits after another.
         for batcher in list(self._batchers.values()):
             if batcher.permits in holders and batcher is not own and batcher.loop.is_running():
-                # On the event loop that has the permits, which sends one call with permits after another.
                 refund = asyncio.run_coroutine_threadsafe(_refund(batcher, reservations), batcher.loop)
                 return asyncio.wrap_future(refund)
         return own.refund(reservations)
@@ -233,7 +233,7 @@ class RedisStore(Store):
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
 
         def read(answer: int, now_us: int) -> bool:
-            self.parts.held.drop(key)
+            self.parts.held.drop(key)  # again: what was asked meanwhile may be from before the reset
             return answer > 0
 
         self.parts.held.drop(key)
@@ -309,6 +309,7 @@ def _check(client: object, prefix: object, max_bans: object) -> None:
 
 
 async def _refund(batcher: Batcher, reservations: Sequence[Reservation]) -> bool:
+    # A coroutine, because the event loop of the batcher has to run this, too: its queue belongs to one thread.
     return await batcher.refund(reservations)
 
 
@@ -337,7 +338,7 @@ class RedisRows(SharedRows):
     def read(
         self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
     ) -> Awaitable[list[ReadRow]]:
-        if first == last:  # as of most, in the same call as what is asked next
+        if first == last:  # now, and so in the same call as what is asked next, which a coroutine would be too late for
             return self._read(kind, first)
         return self._read_many(kind, first, last)
 
