@@ -142,6 +142,7 @@ class BanBook:
             until_us = now_us + length_us
         ban = Ban(key, reason, by, 0, now_us, until_us)
         self._rows.put_ban(ban)
+        # A ban by hand replaces that of the clients which are counted by its network, too.
         for other in self._rows.bans_of(key):
             if other.network() != ban.network():
                 self._rows.remove_ban(other)

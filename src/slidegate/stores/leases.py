@@ -73,6 +73,8 @@ class ChargedPermits:
     thread.
 
     Args:
+        row: The row in which they count.
+        units: How many they are.
         returned: Receives released permits, which `HeldPermits.units` subtracts later.
     """
 
@@ -96,15 +98,16 @@ class ChargedPermits:
 class HeldPermits:
     """The permits that requests of a worker have, by the rows of keys and rules.
 
-    They count until their charge is refunded or garbage-collected. They are renewed from each event loop
-    that has taken one until none are left. A forked child has none of its parent's, and a name of its own. All methods
-    but `count` are called by one thread at a time.
+    They count until their charge is refunded or garbage-collected. They are renewed from each event loop that has taken
+    one until none are left. A forked child has none of its parent's, and a name of its own. All methods but `count` are
+    called by one thread at a time.
 
     Args:
         lease_us: How long a permit stays taken without a renewal, in microseconds.
         renew: Renews them; returns an awaitable if it has to wait.
 
     Attributes:
+        lease_us: The argument.
         is_open: Whether they are renewed.
         worker: The name of the worker in the store.
     """
@@ -126,6 +129,7 @@ class HeldPermits:
         """Count the permits that a decision has charged, as long as it exists and they are not released.
 
         Args:
+            decision: The decision.
             row_of: Returns the row of a bucket and a key.
         """
         for charge in decision.reservations:
@@ -134,9 +138,8 @@ class HeldPermits:
                 row = row_of(bucket, key)
                 held_row = self._rows.setdefault(row, HeldRow())
                 charge.holder = self
-                charge.permits = ChargedPermits(
-                    held_row, charge.units[0], self._returned
-                )  # it is the only limit of its bucket
+                # A limit of permits is the only one of its bucket.
+                charge.permits = ChargedPermits(held_row, charge.units[0], self._returned)
                 self.note_renewal(row, decision.now_us)
         if self._rows:
             self._begin_renewing()

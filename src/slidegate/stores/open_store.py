@@ -40,6 +40,7 @@ def open_store(url: AnyAddress, *, read_only: bool = False, create: bool = True)
     """Create the store for an address.
 
     Args:
+        url: The address.
         read_only: Whether the store is only read; it must already exist then.
         create: Whether to create what does not exist.
 
@@ -49,10 +50,10 @@ def open_store(url: AnyAddress, *, read_only: bool = False, create: bool = True)
     """
     if read_only:
         return ReadOnlyStore(open_store(url, create=False))
-    url = address_in(url)
-    text = ""
-    if isinstance(url, str):
-        url = text = clean_address(url)
+    given = address_in(url)
+    text = ""  # of an object that is no text, which the message shows as it is
+    if isinstance(given, str):
+        given = text = clean_address(given)
     if _REDIS.match(text):
         return _redis(text, create)
     scheme, separator, rest = text.partition("://")
@@ -62,8 +63,8 @@ def open_store(url: AnyAddress, *, read_only: bool = False, create: bool = True)
     if scheme not in _EXAMPLES:
         examples = " or ".join(f'"{example}"' for example in _EXAMPLES.values())
         hint = closest(scheme, _EXAMPLES)
-        raise ConfigurationError(f"store address: expected {examples}, not {quoted(url)}{hint}")
-    expected = f'store address: expected "{_EXAMPLES[scheme]}", not {quoted(url)}'
+        raise ConfigurationError(f"store address: expected {examples}, not {quoted(given)}{hint}")
+    expected = f'store address: expected "{_EXAMPLES[scheme]}", not {quoted(given)}'
     place, _, query = rest.partition("?")
     if scheme == "lmdb":
         return _lmdb(place, query, expected, create)

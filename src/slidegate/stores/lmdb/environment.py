@@ -102,9 +102,9 @@ class Environment:
         self._state = State.SHUT
         self._damage = ""
         self._bad_file: tuple[int, int] | None = None
-        """The file that was opened again after a bad transaction; another one means that a page is damaged."""
+        """The file that was opened again after a bad transaction; a second one in it means that a page is damaged."""
         self._process = os.getpid()
-        self._inside = 0  # the thread that is behind the gate
+        self._inside = 0  # the thread that is behind the gate; 0 for none
         self._examine_at_s = 0.0
 
     # -- transactions ------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Environment:
             wait_s: How long to wait for other threads of this process; 0 on an event loop.
 
         Returns:
-            False if another thread or process is behind the gate.
+            False if another thread or process is behind the gate, or the files were closed.
 
         Raises:
             lmdb.Error: LMDB cannot begin or commit it.
@@ -126,7 +126,7 @@ class Environment:
         if os.getpid() != self._process:
             restart_if_forked()
         if self._inside == threading.get_ident():
-            return False  # in a signal handler, which would leave the gate in the middle of a transaction
+            return False  # in a signal handler, whose end would leave the gate in the middle of a transaction
         try:
             return THREAD_LOCK.acquire(wait_s) and self._run_locked(work)
         finally:  # here and not in a function, which a signal handler could end before it begins
@@ -156,7 +156,7 @@ class Environment:
             StoreUnavailable: The files were replaced.
         """
         if not (self.gate.is_in_place() and self.counts.is_in_place()):
-            self._examine_at_s = 0.0
+            self._examine_at_s = 0.0  # the next transaction opens those that are there now
             raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
 
     def failure(self, error: Exception) -> StoreUnavailable:
@@ -226,7 +226,10 @@ class Environment:
             self.kept.keep_up()
 
     def _enter(self) -> bool:
-        """Enter the gate, and open what is not open; return False if another process is behind it, or it was replaced.
+        """Enter the gate, and open what is not open.
+
+        Returns:
+            False if another process is behind it, it was replaced, or this environment was closed.
 
         Raises:
             StoreUnavailable: The files cannot be used.
@@ -261,8 +264,9 @@ class Environment:
             return False
         if self._state is State.OPEN:
             return True
+        # If it is not in place, another process has already created it again.
         if self._state is State.DAMAGED and self.options.create and self.counts.is_in_place():
-            self.counts.path.unlink(missing_ok=True)  # else another process has already created it again
+            self.counts.path.unlink(missing_ok=True)
             self.pending_events.append(restarted(f"{self.counts.path} was damaged ({self._damage})"))
         self._shut()
         check_directory(self.path, create=False)  # LMDB would read a FIFO for ever, and keep all threads from running
