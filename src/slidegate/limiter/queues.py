@@ -301,7 +301,9 @@ class Queues:
                 if room_us is None:
                     return decision
                 queue.note_refusal(waiter, decision, room_us)
-                pause_s = min(room_us / 1_000_000 or PAUSE_S, PAUSE_S)  # 0 for a permit, whose time nobody knows
+                pause_s = PAUSE_S
+                if room_us:  # 0 for a permit, whose return nobody can foretell
+                    pause_s = min(room_us / 1_000_000, PAUSE_S)
             if queue.is_hopeless(waiter):
                 return decision
             await waiter.sleep(pause_s)

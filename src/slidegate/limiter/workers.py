@@ -251,7 +251,7 @@ class Workers:
         # If it fails, the next attempt is as late as after a success: a failing store is not asked more often.
         self.due_s = monotonic() + WRITE_EVERY_S
         self._written_by = self._rows.worker
-        text = await self._text(await self._own_rules())
+        text = await self._text_of(await self._own_rules())
         digest = _digest_of(text)
         if not await self._rows.read(RULES, digest, digest, deadline_s):
             await self._rows.write(NOBODY, SharedRow(RULES, digest, text, TEXT_KEPT_US), deadline_s)
@@ -259,7 +259,7 @@ class Workers:
         await self._rows.write(self._rows.worker, row, deadline_s)
         await self._compare_secrets(deadline_s)
 
-    async def _text(self, rules: Sequence[PublishedRule]) -> bytes:
+    async def _text_of(self, rules: Sequence[PublishedRule]) -> bytes:
         """Return the text of what this worker publishes, as much of it as a row can have."""
         text = bytearray(json.dumps({"version": VERSION}).encode())
         async for rule in yielding_to_others(rules, AT_ONCE):
@@ -308,7 +308,7 @@ class Workers:
         publications: list[Publication] = []
         if self._rules() is not None:
             rules = await self._own_rules()
-            equals = living.pop((_digest_of(await self._text(rules)), self._secret), 0)
+            equals = living.pop((_digest_of(await self._text_of(rules)), self._secret), 0)
             publications.append(Publication(1 + equals, rules))
         for (digest, secret), count in sorted(living.items()):
             published = await self._rules_of(digest)
