@@ -35,10 +35,7 @@ _throttle: Final = Throttle()
 
 
 class End(NamedTuple):
-    """How some work has ended: with a result, or with an error.
-
-    A task of ours ends with it, never with an exception: tools that watch all tasks would report each of an outage.
-    """
+    """How some work has ended: with a result, or with an error. Each task that is started here returns one."""
 
     result: Any = None
     error: Exception | None = None

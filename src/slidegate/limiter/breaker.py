@@ -110,10 +110,11 @@ class Breaker:
         self._emit = emit
         self._clock = clock
         self._current: Call | None = None
+        # How many calls have failed since the last answer, and when the last call ended.
         self._in_a_row = self._last_ended_us = 0
         self._late_calls = 0
         self._unreported: Exception | None = None  # a failure that may be the first of an outage
-        self._began_us = self._failures_before = self._next_probe_us = 0
+        self._began_us = self._failures_before = self._next_probe_us = 0  # of the outage
         self._throttle = Throttle(REPORT_EVERY_US)
         self._lock = ProcessLock()
 

@@ -96,7 +96,7 @@ class Failover:
         self.deadline_us = deadline_us
         self.on_error: OnError = on_error
         self._deadline_s = deadline_us / 1_000_000
-        # A store with a server has to be awaited. Once it was, it gives answers at once from its memory alone.
+        # Known once the store was awaited: what one with a server answers at once from then on, it has from its memory.
         self._has_server = False
         self._clock: Clock = monotonic_us
         self.breaker = Breaker(deadline_us, on_error, emit, self._now_us)

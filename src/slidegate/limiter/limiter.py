@@ -133,6 +133,7 @@ class Limiter(Commands):
         """
         from ..stores.open_store import open_store  # most limiters are created from a store object
 
+        # What the constructor checks, too: before a store is opened, which may create files.
         check_failure_policy(options.get("deadline", DEADLINE), options.get("on_error", ON_ERROR))
         read_secret(options.get("secret"))
         return cls(open_store(url, read_only=read_only, create=create), **options)
