@@ -146,6 +146,7 @@ class HeldAnswers:
             self.note_change()
 
     def _spend(self, lease: Answer, question: Question) -> Decision | None:
+        """Return an admission by a unit of a lease; None if Redis has to be asked."""
         restart_if_forked()  # a child must not spend the units of its parent
         if not lease.take():
             return None

@@ -87,18 +87,19 @@ class DecisionRequest(Request):
         A hit that was charged is refunded if its request was cancelled, or if a network has been banned since it was
         packed. If the ban that made it a peek has been lifted since, it is asked again.
         """
+        is_hit = self.what == HIT
         was_banned = bool(self.by_network)
         self._find_networks()
-        if self.what == HIT and was_banned and not self.by_network:
+        if is_hit and was_banned and not self.by_network:
             self.batcher.add(self)
             return
-        if self.what == HIT and not was_banned and answer[0] == OK:
+        if is_hit and not was_banned and answer[0] == OK:
             decision = self._admit(answer, now_us, sent_ns)
             if not self.by_network:  # else it is refunded, and refused by that ban
                 self.answer(decision)
                 return
         decision = self._decision(answer, now_us)
-        if self.what == HIT:
+        if is_hit:
             decision = self._refuse(decision, answer[0], sent_ns)
         elif self.what == CHARGE:
             question = self.question
