@@ -218,6 +218,7 @@ class Commands:
         return await self.engine.history.latest()
 
     def _ban_key(self, key: AnyKey) -> str:
+        """Return the form of a key that bans use."""
         name, _ = self.engine.keys.normalize(key)
         return ban_key(name)
 

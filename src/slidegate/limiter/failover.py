@@ -237,7 +237,8 @@ class Failover:
         return result
 
     def _failed(self, call: Call, error: Exception) -> None:
-        if self._store.closed:  # meanwhile, which is no failure
+        """Count a failure, but not that the store was closed meanwhile."""
+        if self._store.closed:
             self.breaker.forget(call)
         else:
             self.breaker.failed(call, error)
@@ -253,6 +254,7 @@ class Failover:
                 await to_the_end(self.refund(charged))
 
     def _answered(self, call: Call | None, answer: object) -> None:
+        """Count an answer, unless it says nothing about what fails."""
         breaker = self.breaker
         if breaker.is_open and breaker.refuses_writes and not _has_charged(answer):
             breaker.forget(call)  # a read says nothing about writes

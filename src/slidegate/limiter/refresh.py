@@ -152,6 +152,7 @@ class Refresher:
         return await answer_of(ask())
 
     async def _take_back(self, answer: object) -> None:
+        """Refund an answer that nobody gets."""
         if isinstance(answer, Decision):
             await self._refund(answer.begin_refund())
 
@@ -212,6 +213,7 @@ class Refresher:
     async def _apply_answer(
         self, number: int, answer: Sequence[ReadRow] | Awaitable[Sequence[ReadRow]], asked_ns: int, deadline_s: float
     ) -> None:
+        """Apply the rows when they have come, parsed in steps."""
         try:
             self._apply(number, await self._parse_in_steps(await within(answer, DEADLINE_S)))
         except Exception as error:
