@@ -313,7 +313,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         assert store.permits_held() == len(held)
     full = False
     while held:
-        assert store.refund(held.pop().begin_refund()) is True
+        assert await settle(store.refund(held.pop().begin_refund())) is True
     taken = [await take(store) for _ in range(3)]
     assert [bool(decision) for decision in taken] == [True, True, False]
 
