@@ -165,7 +165,8 @@ def load_zone(name: Any) -> tzinfo:
 
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, TypeError, ValueError, OSError):  # OSError: a folder of zones, for example "Europe"
+    # OSError: a folder of zones, for example "Europe"; RuntimeError: of Python 3.15, for a tuple.
+    except (ZoneInfoNotFoundError, TypeError, ValueError, OSError, RuntimeError):
         raise ConfigurationError(
             f'expected the name of a time zone, for example "Europe/Berlin" or "UTC", not {quoted(name)}; if it is '
             "one, there is no time zone database: pip install tzdata",

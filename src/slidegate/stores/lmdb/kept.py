@@ -279,7 +279,7 @@ class Kept:
             lmdb.CorruptedError: One is.
         """
         with suppress(VerifyError):  # LMDB itself finds that it is none of its files
-            problems = verify(str(self.path), subdir=False)  # type: ignore[no-untyped-call]
+            problems = verify(str(self.path), subdir=False)  # type: ignore[no-untyped-call, unused-ignore]
             if problems:
                 raise lmdb.CorruptedError(problems[0])
 
