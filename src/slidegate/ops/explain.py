@@ -64,9 +64,10 @@ def answer_of(facts: Facts) -> dict[str, Any]:
     off_until_us = refused_by = until_us = None
     if facts.off is not None:
         off_until_us = facts.off.until_us
-    if facts.refused_by is not None:
-        refused_by = facts.refused_by.by
-        until_us = facts.refused_by.until_us(facts.now_us)
+    fact = facts.refused_by
+    if fact is not None:
+        refused_by = fact.by
+        until_us = fact.until_us(facts.now_us)
     return {
         "key": facts.key,
         "at": seconds(facts.now_us),

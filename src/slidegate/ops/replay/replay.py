@@ -63,7 +63,7 @@ class Replay:
                 if rule is not None:
                     self._note(rule)
         self._innermost = _StatusApp(middlewares[-1].app)
-        self._outcome: Outcome | None = None
+        self._outcomes: list[Outcome] = []
         self._events: list[Event] = []
         limiters: dict[int, Limiter] = {}
         self._app: ASGIApp = self._innermost
@@ -95,7 +95,7 @@ class Replay:
         self._innermost.status = record.status
         if not 200 <= record.status <= 599:
             self._innermost.status = 200
-        self._outcome = None
+        self._outcomes = []
         self._events = []
         scope = scope_of(record)
         await self._app(scope, _receive, _send)
@@ -103,10 +103,10 @@ class Replay:
             raise ConfigurationError(
                 f"the log needs more than {MAX_KEYS:,} windows or bans at a time; pass a shorter part of it"
             )
-        client = client_key(Request(scope))
-        if self._outcome is not None:
-            client = self._outcome.client
-        return ReplayedRequest(client, self._outcome, self._events)
+        if not self._outcomes:  # it is exempt
+            return ReplayedRequest(client_key(Request(scope)), None, self._events)
+        outcome = self._outcomes[-1]
+        return ReplayedRequest(outcome.client, outcome, self._events)
 
     def event(self, event: Event) -> None:
         """Receive an event of a limiter."""
@@ -114,7 +114,7 @@ class Replay:
 
     def request(self, outcome: Outcome) -> None:
         """Receive the outcome of a request; each limiter reports one, that of the outermost middleware the last."""
-        self._outcome = outcome
+        self._outcomes.append(outcome)
 
     def _note(self, rule: Rule) -> None:
         """Note if a rule waits, or counts by what the log may lack."""
