@@ -73,7 +73,8 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
                 "from_file: expected the path of a file, for example "
                 f'app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml"), not {quoted(path)}'
             )
-        self._below, self._place = app, place_of(app)
+        self._below = app
+        self._place = place_of(app)
         super().__init__(str(path), "")
         self.file = Path(path)
         limiter = options.get("limiter")

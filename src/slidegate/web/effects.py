@@ -213,7 +213,7 @@ def _outcome(
 
 
 def _has_outcome(visit: Visit, decisions: Sequence[Decision]) -> bool:
-    """Return whether a request was decided, and unless it is exempt, or a limit or a shadow rule has counted it."""
+    """Return whether a request was decided; of an exempt one, whether anything refused it or counted it after all."""
     if any(decision is LEFT for decision in decisions):
         return False
     if not visit.plan.is_exempt:

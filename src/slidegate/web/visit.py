@@ -270,14 +270,14 @@ class Visit:
             is_within: Whether an application around the middleware answers exceptions.
         """
         raised: BaseException | None = error
+        is_unanswered = is_failure(error) and not self.status
         try:
-            if is_failure(error) and not self.status:
-                if is_within and isinstance(error, HTTPException):
-                    await self._start_effects(error.status_code)
-                    self.status = error.status_code
-                    raised = None  # its answer is no failure
-                else:
-                    await self._start_effects(FAILED)  # the server will answer so
+            if is_unanswered and is_within and isinstance(error, HTTPException):
+                await self._start_effects(error.status_code)
+                self.status = error.status_code
+                raised = None  # its answer is no failure
+            elif is_unanswered:
+                await self._start_effects(FAILED)  # the server will answer so
         finally:
             await self.end(raised)
 

@@ -152,11 +152,12 @@ def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:
     is_routed = False
     for thing in applications_in(app):
         is_routed = is_routed or isinstance(thing, Router)
-        if isinstance(thing, RateLimitMiddleware):
-            if is_routed:
-                within += 1
-            else:
-                around.append(thing)
+        if not isinstance(thing, RateLimitMiddleware):
+            continue
+        if is_routed:
+            within += 1
+        else:
+            around.append(thing)
     if within:
         note(f"{within} middlewares of routes or mounted applications are not replayed")
     return around
