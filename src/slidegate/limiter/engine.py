@@ -68,7 +68,6 @@ class Engine:
         networks: The files that map addresses to operators, for bans of operators.
 
     Attributes:
-        store: The store.
         networks: Those files.
         counting: Whether limits count and refuse. A test may turn that off for all limiters; see `switch_all`.
         per_process: Whether every process has separate counts.

@@ -58,7 +58,6 @@ class Fact(NamedTuple):
         does: What it does with them now.
         note: On what that depends.
         window: The window of a limit.
-        ban: The ban.
     """
 
     by: str

@@ -107,7 +107,6 @@ class HeldPermits:
         renew: Renews them; returns an awaitable if it has to wait.
 
     Attributes:
-        lease_us: The argument.
         is_open: Whether they are renewed.
         worker: The name of the worker in the store.
     """
@@ -129,7 +128,6 @@ class HeldPermits:
         """Count the permits that a decision has charged, as long as it exists and they are not released.
 
         Args:
-            decision: The decision.
             row_of: Returns the row of a bucket and a key.
         """
         for charge in decision.reservations:

@@ -16,7 +16,6 @@ class Blocklist:
     the proxies and the neighbours. A list from a file spares them, unless it says ``private=True``.
 
     Args:
-        networks: The networks.
         trusted: Those of trusted proxies.
     """
 

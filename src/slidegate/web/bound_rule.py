@@ -29,14 +29,12 @@ class BoundRule:
     """A rule with its buckets.
 
     Args:
-        rule: The rule.
         identity: The name of its buckets.
         limiter: The limiter that counts.
         reader: Reads the paths of requests, which are not routed yet; None for a limit at an endpoint.
         taken: The names in header fields that other limits have.
 
     Attributes:
-        rule: The rule.
         identity: The name of its buckets.
         bucket: The bucket of its limits, those that apply if a limits function fails included; None without limits.
         permits: The bucket of its permits; None without `concurrency`.

@@ -133,7 +133,6 @@ class UserCallbacks:
             rule: The rule with the function.
             argument: What the function is called with: the status for `count_if`, else the request.
             what: The name of the option, which is also a key of `_CONSEQUENCES`.
-            function: The function.
             read: Checks and converts what the function returns; it raises if that is invalid.
             default: What is returned if `function` or `read` raises.
 

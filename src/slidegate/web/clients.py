@@ -116,7 +116,6 @@ class Clients:
         """Determine the client of a request, and remember it.
 
         Args:
-            scope: The request.
             memo_key: What alone decides which client it is; None if that is unknown, and nothing is remembered.
         """
         self._peers_named = self._peers_named or bool(peer_of(scope))
@@ -148,7 +147,6 @@ class ClientsBehindProxies(Clients):
     """The same where trusted proxies name their clients in a header."""
 
     def of(self, scope: Scope) -> Client:
-        """See `Clients.of`."""
         header = self.address.header
         forwarded: Any = None
         for name, value in scope["headers"]:  # faster than to make a dict of them
@@ -183,12 +181,7 @@ class ClientsBehindProxies(Clients):
 
 
 class FollowingClients:
-    """The clients while files of lists and networks are followed.
-
-    Args:
-        clients: The clients.
-        files: The files.
-    """
+    """The clients while files of lists and networks are followed."""
 
     def __init__(self, clients: Clients, files: Sequence[FollowedFile]) -> None:
         self._clients = clients
@@ -196,7 +189,6 @@ class FollowingClients:
         self._generation = 0
 
     def of(self, scope: Scope) -> Client:
-        """See `Clients.of`."""
         for file in self._files:
             file.check_if_due()
         generation = sum([file.generation for file in self._files])
@@ -210,7 +202,6 @@ class KeyedClients:
     """The clients where policies ban further keys of a request, which are read when it arrives.
 
     Args:
-        clients: The clients.
         with_keys: Returns the subjects of a client and these keys, given a scope and the client's own key.
         addresses: Those of them, and of their parts, that read trusted proxies themselves.
     """
@@ -226,7 +217,6 @@ class KeyedClients:
         self._addresses = addresses
 
     def of(self, scope: Scope) -> Client:
-        """See `Clients.of`."""
         client = self._clients.of(scope)
         if self._addresses:
             # Applications may change the peer and the fields of proxies, so that the scope keeps what they are now.

@@ -30,7 +30,6 @@ class _Charges(NamedTuple):
     """What a rule with functions charges a request: nothing if its key function excepts it.
 
     Attributes:
-        checks: The checks.
         unlimited: The key, if its limits function says that it has no limit.
     """
 
@@ -43,7 +42,6 @@ class Counting:
 
     Args:
         engine: The engine of the limiter.
-        rules: The rules.
         calls: Calls the user's functions.
         waiting: Lets requests wait for room.
         signals: The signals of ban policies.

@@ -40,7 +40,6 @@ class RefundUncounted(Effect):
     """Refunds what a rule has charged, unless its `count_if` counts the response.
 
     Args:
-        rule: The rule.
         engine: The engine that has charged.
         calls: Calls the user's functions.
     """
@@ -52,7 +51,6 @@ class RefundUncounted(Effect):
         self._calls = calls
 
     async def start(self, visit: Visit, status: Any) -> None:
-        """See `Effect.start`."""
         charged: list[tuple[Decision, int]] = []
         for decision in visit.own:
             if not decision.allowed:
@@ -105,7 +103,6 @@ class Release(Effect):
         self._engine = engine
 
     def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
-        """See `Effect.end`."""
         permits: list[Sequence[Reservation]] = []
         for decision in visit.own:
             given = self._engine.release(decision)
@@ -126,7 +123,6 @@ class ReportRefusal(Effect):
     An application may catch a refusal and go on; then none is reported.
 
     Args:
-        refusal: The refusal.
         scope: The scope at the endpoint.
     """
 
@@ -170,7 +166,6 @@ class ReportOutcome(Effect):
         visit.effects = [self, *visit.effects]
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
-        """See `Effect.end`."""
         policy = visit.policy
         duration_us = (policy.engine.clock.monotonic_ns() - self._began_ns) // 1_000
         route = policy.routes.label(visit.scope)

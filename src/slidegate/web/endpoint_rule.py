@@ -79,7 +79,6 @@ def rule_at(limit: Rule, function: Any, endpoint: Any, route: str) -> tuple[Rule
     """Return a limit as it is at an endpoint, and the name of its buckets, which one with a name has everywhere.
 
     Args:
-        limit: The limit.
         function: The function that it is put around; for a dependency the endpoint.
         endpoint: The endpoint of the route.
         route: The display name of the route, the first of several; empty if it is unknown.

@@ -45,7 +45,6 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
     """The refusal of a request by a limit at its endpoint, for the exception handlers of the application.
 
     Args:
-        decision: The refusal.
         answer: The answer of its innermost middleware.
     """
 

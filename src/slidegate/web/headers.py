@@ -60,12 +60,10 @@ class Rendered:
     """What the fields and the refusals of some buckets have in common, whatever the numbers are.
 
     Args:
-        buckets: The buckets.
         taken: The names in the fields of middlewares within.
 
     Attributes:
         names: The name of each limit in an answer; one that is taken or repeated gets a number.
-        limits: The limits.
     """
 
     def __init__(self, buckets: Sequence[Bucket], taken: Sequence[str] = ()) -> None:
@@ -113,7 +111,6 @@ class Completed(Rendered):
         self._needed = needed
 
     def added_to(self, message: Message, decision: Decision) -> Message:
-        """See `Rendered.added_to`."""
         return completed(self._rendered.added_to(message, decision), self._needed)
 
 
@@ -121,7 +118,6 @@ class _OneLimit(Rendered):
     """The same for one limit, which most requests have."""
 
     def added_to(self, message: Message, decision: Decision) -> Message:
-        """See `Rendered.added_to`."""
         if not decision.readings:
             return message
         spent, leaves_us, _, _ = decision.readings[0]

@@ -68,7 +68,6 @@ class RulePath:
     """A path of a rule or a honeypot, in Starlette's syntax.
 
     Args:
-        path: The path.
         option: The option that it is a value of.
 
     Attributes:
@@ -152,11 +151,7 @@ def _spelling(convertor: Convertor[Any]) -> str:
 
 
 class PathReader:
-    """Reads the paths of requests as the application directly behind the middleware does.
-
-    Args:
-        app: The application.
-    """
+    """Reads the paths of requests as the application directly behind the middleware does."""
 
     def __init__(self, app: object) -> None:
         self._app = app

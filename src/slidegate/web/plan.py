@@ -24,7 +24,6 @@ class RuleMatch(NamedTuple):
     """A rule that matches a request.
 
     Attributes:
-        bound: The rule.
         ends: Whether it ends the list, if its condition holds.
     """
 
@@ -59,7 +58,6 @@ class Effect:
         """Act once: after the last byte of the response, or else when the application returns or raises.
 
         Args:
-            visit: The request.
             error: What the application has raised; None if it has returned, or after the last byte.
         """
         return None
@@ -90,8 +88,6 @@ class Plan:
 
     Attributes:
         matches: The rules, in order.
-        traits: The argument.
-        headers: The argument.
         is_conditional: Whether a rule has a condition. The plan depends on its result then, and no rule has ended the
             list yet.
         is_exempt: Whether ban policies ignore these requests.

@@ -58,7 +58,6 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
     """Yield the limits of a rule; or one row for a rule that counts nothing.
 
     Args:
-        bound: The rule.
         policy: The policy of its middleware.
         place: The fields that say where it stands, and which requests it concerns.
     """

@@ -68,9 +68,7 @@ class Answer(NamedTuple):
     """The default answer to a refused request, with problem details. Many requests share one, so nothing changes it.
 
     Attributes:
-        status: The status.
         detail: A sentence with the reason.
-        body: The body.
         needed: The header fields that every answer to this request has.
         fields: These, and those of the body.
         headers: The needed ones as an `HTTPException` has them.
@@ -95,7 +93,6 @@ class Refusals:
         on_refused: Builds the user's own answer.
 
     Attributes:
-        on_refused: The argument.
         wants: Returns whether an observer wants events of a kind; with "exceeded", whether one wants refusals reported.
     """
 
@@ -122,7 +119,6 @@ class Refusals:
 
         Args:
             visit: The request in the middleware.
-            decision: The refusal.
         """
         scope = visit.scope
         if self._signals.by_refusal:
@@ -146,7 +142,6 @@ class Refusals:
 
         Args:
             visit: The request in the middleware, which adds the fields to what the handler sends within it.
-            decision: The refusal.
             scope: The scope of the handler.
             receive: Its receive channel.
             send: Its send channel.
@@ -189,7 +184,6 @@ class Refusals:
         """Return the default answer to a refused request.
 
         Args:
-            decision: The refusal.
             rendered: What all answers with its checks have in common, if that is known.
             names_limits: Whether its limits stand in the header fields. Those of a limited function do not, and have
                 the names of modules; so the answer does not name them.
@@ -248,7 +242,6 @@ class Refusals:
 
         Args:
             visit: The request in the middleware.
-            refusal: The refusal.
             scope: The scope in the middleware, or at the endpoint that refuses.
         """
         if refusal is LEFT:

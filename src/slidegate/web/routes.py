@@ -142,7 +142,6 @@ def _walk(app: object, above: str = "", inside: tuple[object, ...] = ()) -> Iter
     """Yield every route of an application and its mounts, each with the path where its router is mounted.
 
     Args:
-        app: The application.
         above: The path where the application is mounted.
         inside: The applications around it, which may be mounted in themselves.
     """

@@ -37,7 +37,6 @@ def all_rules(
 
     Args:
         limits: The limits of all requests.
-        rules: The rules.
         key: The key of rules that have none.
 
     Raises:
@@ -68,7 +67,6 @@ class RuleSet:
     """Rules in their order.
 
     Args:
-        rules: The rules.
         default_limits: Limits of each route, which apply after all rules unless a final rule ends the list.
         key: What `default_limits` count by.
         app: The application behind the middleware, whose paths the rules match.
@@ -79,7 +77,6 @@ class RuleSet:
         headers: Writes header fields.
 
     Attributes:
-        given: The rules.
         key: What `default_limits` count by; None for the client's address.
         defaults: The `default_limits`; None if there are none.
         own: The rules with their buckets, without those of routes and endpoints.

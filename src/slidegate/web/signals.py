@@ -39,7 +39,6 @@ class Signals:
         limiter: The limiter that counts strikes.
         address: How clients are determined.
         allowlist: The networks that no policy bans.
-        policies: The policies.
 
     Attributes:
         ban_policies: The policies by name.
@@ -187,7 +186,6 @@ class Signals:
 
         Args:
             visit: The request in the middleware.
-            decision: The refusal.
             scope: The scope in the middleware, or at the endpoint that refuses.
         """
         if not decision.readings:
@@ -226,7 +224,6 @@ class Signals:
 
         Args:
             visit: The request in the middleware.
-            signal: The signal.
             scope: The request where the strike arises, for keys that are not the client's.
 
         Raises:

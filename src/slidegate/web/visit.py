@@ -56,9 +56,6 @@ class Visit:
         plan: What it has in common with others.
 
     Attributes:
-        policy: The argument.
-        client: The argument.
-        plan: The argument.
         scope: The scope; None once the visit is over.
         receive_from: Where `receive` reads: the channel of the request, or what was put in front of it.
         send_on: Sends to the client.
@@ -191,7 +188,6 @@ class Visit:
         """Record a decision of this middleware.
 
         Args:
-            decision: The decision.
             rendered: What the fields of all decisions with its checks have in common; None if that is not known.
         """
         earlier = self.own
@@ -266,7 +262,6 @@ class Visit:
         """Let the remaining effects happen: the application has raised an exception.
 
         Args:
-            error: The exception.
             is_within: Whether an application around the middleware answers exceptions.
         """
         raised: BaseException | None = error

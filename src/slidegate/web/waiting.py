@@ -125,7 +125,6 @@ class _CountedPermit(Effect):
     Args:
         queues: The queues of the limiter.
         name: The name of the queue.
-        tenant: The tenant.
     """
 
     statuses = ()
@@ -166,9 +165,6 @@ class ReadAhead(Effect):
 
     A read is never cancelled but kept for the next reader, because some servers, such as granian, lose the message
     otherwise. Under trio nothing is read ahead, so only the application notices a disconnect.
-
-    Args:
-        receive: The channel.
     """
 
     statuses = ()

@@ -40,9 +40,6 @@ class MessageLimits:
     Args:
         limits: As for `Rule`: ``"10/second"``, ``"10/second; 100/minute"``, a `Limit`, a `Quota`, or several.
 
-    Attributes:
-        limits: The limits.
-
     Raises:
         ConfigurationError: The limits are invalid.
     """
@@ -63,11 +60,7 @@ def guard(visit: Visit) -> None:
 
 
 class GuardedWebSocket:
-    """The messages of a websocket that a middleware has let in, between the application and the server.
-
-    Args:
-        visit: The handshake.
-    """
+    """The messages of a websocket that a middleware has let in, between the application and the server."""
 
     def __init__(self, visit: Visit) -> None:
         self._visit = visit

@@ -25,7 +25,6 @@ class Counts(NamedTuple):
 
     Attributes:
         window: The window, one of `WINDOWS`.
-        stats: The counts.
         start_at: When the first step began, in Unix time.
         at: When they were read.
     """

@@ -41,7 +41,6 @@ class ClientRow(NamedTuple):
     """A client, or a key of another kind.
 
     Attributes:
-        key: The client.
         rule: What refused it most: a rule, a list, or the maker of a ban; else the rule that counted it most.
         limits: The limits of the rule that it met, with the amounts in force for it.
         refused: How many of its requests were refused.
@@ -94,7 +93,6 @@ class Line(NamedTuple):
 
     Attributes:
         kind: ``off``, ``away``, ``calm``, ``one`` or ``several``.
-        text: The line.
         refusals: What it is computed from; None if that is not known.
         client: The client that it names; None for none.
         actions: What can be done, the first one first.
@@ -177,7 +175,6 @@ def stands_for(client: ClientTraffic, kinds: Mapping[str, str], proxies: Collect
     """Return what shows that many people stand behind a client; empty if nothing does.
 
     Args:
-        client: The client.
         kinds: The kind of key that each rule reads, by its label.
         proxies: The networks of trusted proxies.
     """

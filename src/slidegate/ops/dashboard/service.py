@@ -93,11 +93,7 @@ class _Answer:
 
 
 class Service:
-    """Reads one limiter for all viewers.
-
-    Args:
-        limiter: The limiter.
-    """
+    """Reads one limiter for all viewers."""
 
     def __init__(self, limiter: Limiter) -> None:
         self.limiter = limiter

@@ -47,7 +47,6 @@ class Replay:
         middlewares: The middlewares, from the outside in; at least one. They are only read.
 
     Attributes:
-        middlewares: The copies.
         now_us: The virtual time in microseconds.
         unwaited: The labels of rules with ``wait`` or ``concurrency``. Requests that would wait are refused, and
             permits are always free, because a log does not record the duration of requests.

@@ -51,9 +51,6 @@ class Batcher:
 
     Args:
         transactions: Runs transactions.
-
-    Attributes:
-        transactions: The argument.
     """
 
     def __init__(self, transactions: Transactions) -> None:
@@ -160,7 +157,6 @@ class _LoopJobs:
         loop: The event loop.
 
     Attributes:
-        loop: The argument.
         is_busy: Whether further jobs are queued, and not run at once.
         lone: How many jobs may run alone before the next ones are queued, to see how many there are.
     """

@@ -105,10 +105,8 @@ class CountsFile:
 
     Attributes:
         check_from: The id of the transaction in which `check` has to be called next.
-        dbs: The databases.
         identity: What no other file has.
         lmdb: LMDB's environment.
-        path: The argument.
         room: What there is no room for.
         size: The size of the map, in bytes.
     """

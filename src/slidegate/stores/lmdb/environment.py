@@ -82,13 +82,10 @@ class Environment:
         options: The options with which to open it.
 
     Attributes:
-        path: The argument.
-        options: The argument.
         kept: What survives a restart of the machine.
         pending_events: Events to emit; any thread may add some while another one emits them.
         users: How many open stores of this process use it.
         counts: The file, in a transaction.
-        gate: The gate.
     """
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -370,7 +367,6 @@ def _close_unused(environment: Environment, wait_s: float) -> bool:
     """Close an environment if no store uses it; return False if other threads hold their lock for too long.
 
     Args:
-        environment: The environment.
         wait_s: How long to wait for the lock; -1 for ever.
     """
     try:

@@ -151,7 +151,6 @@ class Gate:
         create: Whether to create the files if there are none; if not, this is a tool, and not one of the users.
 
     Attributes:
-        path: The argument.
         file: The descriptor of the gate, which is left by unlocking it.
         is_open: Whether the files are open.
     """

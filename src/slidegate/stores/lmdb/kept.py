@@ -112,7 +112,6 @@ class Kept:
 
     Attributes:
         path: The path of the file.
-        tell: The argument.
         is_closed: Whether nothing is copied any more, because the environment was closed.
     """
 

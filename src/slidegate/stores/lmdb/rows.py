@@ -100,7 +100,6 @@ class TransactionRows:
 
     Args:
         txn: LMDB's transaction.
-        dbs: The databases.
         now_us: The store's time, in microseconds.
         unix_us: Returns Unix time in microseconds.
 
@@ -133,7 +132,6 @@ class TransactionRows:
         Args:
             index: The index by time, `ends` or `ban_ends`.
             due_us: When to check the row, in microseconds.
-            row: The row.
             kind: The name of its database.
         """
         self.txn.put(DUE.pack(due_us) + row, kind.encode(), db=index)

@@ -86,7 +86,6 @@ class Transactions:
         """Run jobs in one transaction and return their answers; None while others are behind the gate.
 
         Args:
-            jobs: The jobs.
             wait_s: How long to wait for other threads of this process; 0 on an event loop.
 
         Raises:
@@ -309,7 +308,6 @@ class Transaction:
         """Return the locations of the windows of a question.
 
         Args:
-            checks: The question.
             create: Whether to create missing windows.
         """
         refs: list[WindowRef] = []

@@ -126,8 +126,6 @@ class WindowRows:
         A new window is a copy of the key's cell, because its units there are mixed with those of other keys.
 
         Args:
-            key: The key.
-            bound: The limit.
             create: Whether to create a missing window.
         """
         row = row_of(key, bound.digest)

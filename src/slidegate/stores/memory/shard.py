@@ -220,7 +220,6 @@ class Table(Generations):
         permits would never be released, so a key stays in a cell as long as that contains permits.
 
         Args:
-            key: The key.
             secret: The key of the keyed hash that selects a cell, so that clients cannot predict collisions.
         """
         window = self.stale.pop(key, None)

@@ -183,7 +183,6 @@ class RedisBans(BanStore):
         """Store bans in one call.
 
         Args:
-            bans: The bans.
             replaces: Whether each replaces every ban of its key; if not, only a shorter one of its key and `network()`.
 
         Raises:

@@ -72,7 +72,6 @@ class Parts:
     Attributes:
         packing: Names keys, and packs requests.
         script: The text of the script.
-        time: The clock.
         held: What the process answers by itself.
         polled: The last poll: the bans of networks, and the state of the data.
         open_line: Opens the line of an event loop.
@@ -98,11 +97,9 @@ class Batcher:
     """The queued requests of one event loop, and the tasks that send them. Their line connects with the first command.
 
     Args:
-        loop: The loop.
         parts: The parts of the store.
 
     Attributes:
-        loop: The loop.
         parts: The parts of the store.
         permits: The permits of the loop. It is a worker of its own, because it sends one call with permits after
             another: when one is packed, the answers to all before it are known, so that it has the true count.
@@ -276,7 +273,6 @@ class Batcher:
 
         Args:
             requests: Its requests.
-            error: The error.
             is_alone: Whether it had the keys of one request alone.
         """
         if isinstance(error, KeysApart):

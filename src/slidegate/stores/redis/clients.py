@@ -153,7 +153,6 @@ class OwnClients:
         timeout_s: How long connecting, or an answer, may take.
 
     Attributes:
-        timeout_s: The argument.
         is_cluster: Whether the user's client is one of a cluster.
     """
 

@@ -164,7 +164,6 @@ class HeldAnswers:
         What is left of a lease that has ended is refunded first.
 
         Args:
-            question: The question.
             refund: Refunds what is left.
         """
         lease = self.answers.get(question.checks)
@@ -190,7 +189,6 @@ class HeldAnswers:
         """Keep a refusal, by a ban, or by limits until units leave, unless this process has changed that meanwhile.
 
         Args:
-            question: The question.
             decision: The decision of Redis.
             sent_ns: When it was asked (monotonic).
         """
@@ -223,7 +221,6 @@ class HeldAnswers:
         """Keep the units that Redis has charged ahead, or refund them if the lease has ended.
 
         Args:
-            question: The question.
             decision: The decision of Redis.
             sent_ns: When it was asked (monotonic).
             lasts_us: How long after its decision the first slice ends.

@@ -52,7 +52,6 @@ class DecisionRequest(Request):
 
     Attributes:
         batcher: Sends it.
-        what: The operation.
         question: What is asked; no ban refuses a charge.
         by_network: The bans of networks that refuse it, as this worker knows them.
         is_repeated: Whether it was asked before in about a second, in a store with leases.

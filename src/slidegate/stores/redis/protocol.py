@@ -122,7 +122,6 @@ class Packed(NamedTuple):
 
     Attributes:
         names: The hashes that it asks about; it refers to them by their indexes.
-        request: The bytes.
         args: The arguments of a command; those of a lease are how many hits it may charge ahead.
     """
 
@@ -188,8 +187,6 @@ class Packing:
         """Pack a request with checks.
 
         Args:
-            what: The operation.
-            checks: The checks.
             subjects: What bans may refuse the question: those of keys are beside windows, those of networks are not.
             permits: The permits of the worker that asks.
         """
@@ -230,7 +227,6 @@ class Packing:
 
         Args:
             bucket: Its bucket.
-            limit: The limit.
             key: The key that is counted.
             permits: The permits of the worker that asks; only a concurrency limit needs them.
         """

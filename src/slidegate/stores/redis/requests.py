@@ -92,13 +92,11 @@ class Question:
     The store has one object for equal checks of one client.
 
     Args:
-        checks: The checks.
         subjects: Further keys and addresses whose bans refuse it.
         leases: Whether the store has leases.
 
     Attributes:
         checks: The checks, as a tuple.
-        subjects: The argument.
         refusing: All keys and addresses whose bans refuse it.
         counts_denied: Whether a refusal is charged, so that it cannot be repeated.
         has_permits: See `Request`.
