@@ -118,7 +118,7 @@ async def test_what_an_endpoint_asks_again_counts_its_status_once_and_keeps_noth
         for _ in range(200):
             await limit.check(websocket)
         visit = websocket.scope["slidegate"]
-        kept.append(len(visit.effects) + len(visit.own))
+        kept.append(len(visit.effects) + len(visit.own_decisions))
         await websocket.close()
 
     routes = [Route("/", twice), WebSocketRoute("/ws", chat)]

@@ -59,4 +59,4 @@ def about_building(middleware: Any) -> Iterator[Finding]:
 
 def _count_alike(middleware: Any) -> int:
     """Return how many living middlewares have the same objects as options."""
-    return sum(all(map(is_, other.given, middleware.given)) for other in _built)
+    return sum(all(map(is_, other.options, middleware.options)) for other in _built)

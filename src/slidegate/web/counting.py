@@ -208,7 +208,7 @@ def _capped(cost: int, cost_max: int | None, bucket: Bucket | None) -> int:
 
 def _uncharged_at_endpoint(visit: Visit, checks: list[Check]) -> list[Check]:
     """Return the checks of an endpoint without what the request was charged before, which is not charged again."""
-    for decision in visit.own:
+    for decision in visit.own_decisions:
         if decision.allowed and decision.checks:
             checks = uncharged(decision.checks, checks)
     return checks

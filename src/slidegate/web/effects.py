@@ -52,7 +52,7 @@ class RefundUncounted(Effect):
 
     async def start(self, visit: Visit, status: Any) -> None:
         charged: list[tuple[Decision, int]] = []
-        for decision in visit.own:
+        for decision in visit.own_decisions:
             if not decision.allowed:
                 continue
             for index, (bucket, _, _) in enumerate(decision.checks):
@@ -104,7 +104,7 @@ class Release(Effect):
 
     def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
         permits: list[Sequence[Reservation]] = []
-        for decision in visit.own:
+        for decision in visit.own_decisions:
             given = self._engine.release(decision)
             if given:
                 permits.append(given)
@@ -169,7 +169,7 @@ class ReportOutcome(Effect):
         policy = visit.policy
         duration_us = (policy.engine.clock.monotonic_ns() - self._began_ns) // 1_000
         route = policy.routes.label(visit.scope)
-        own = visit.own
+        own = visit.own_decisions
         observers = policy.observers
         is_alone = len(own) == 1 and visit.shared is None and not visit.observed
         if is_alone and error is None and own[0].allowed and own[0].checks:

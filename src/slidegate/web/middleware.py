@@ -106,7 +106,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     file: Path | None = None
     """The configuration file that its options come from; None if there is none."""
-    given: tuple[object, ...] = ()
+    options: tuple[object, ...] = ()
     """Its options as they were given but for `enabled`, in the order of the signature; none if it shares its counts."""
     routed_app: object = None
     _decides: frozenset[str] = _NONE
@@ -141,7 +141,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.app = app
         self.begin_with(Policy(app, **options, owner=place_of(app)), enabled)
         if limiter is None or self.policy.names.has_unnamed:  # it counts apart from others
-            self.given = tuple(options.values())
+            self.options = tuple(options.values())
             self.policy.inspection.of_building(self.policy, self)
         self.limiter.engine.register(self)
 
@@ -216,7 +216,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 decision = await policy.counting.decide(visit)
                 plan = visit.plan  # that of the conditions which are true
                 visit.rendered = plan.rendered_of(decision)
-            visit.own = (decision,)
+            visit.own_decisions = (decision,)
             if visit.shared is not None:
                 visit.shared.append((policy, decision))
                 visit.rendered = None  # the response tells of several

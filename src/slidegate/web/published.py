@@ -38,10 +38,10 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     yield PublishedRule(rule=CLIENT, action=CLIENT, middleware=policy.names.middleware, **_key_of(None, policy))
     for kind in ("allowlist", "blocklist"):
         yield from _of_list(policy, kind)
-    for order, bound in enumerate(rules.own):
+    for order, bound in enumerate(rules.in_order):
         yield from _of_rule(bound, policy, {"order": order, "requests": requests_of(bound.rule)})
-    last = len(rules.own)
-    in_order = {*rules.own}
+    last = len(rules.in_order)
+    in_order = {*rules.in_order}
     for bound in rules.bound():
         if bound not in in_order:
             requests = bound.rule.label.removeprefix(OF_ROUTE)

@@ -79,7 +79,7 @@ class RuleSet:
     Attributes:
         key: What `default_limits` count by; None for the client's address.
         defaults: The `default_limits`; None if there are none.
-        own: The rules with their buckets, without those of routes and endpoints.
+        in_order: The rules with their buckets, without those of routes and endpoints.
         nothing: The plan of requests that no rule concerns: their client is on a list, or limits are off.
         always: The plan of all requests but preflights, if they match the same rules; else None.
         at_endpoints: The plans of limits at endpoints, which end with the policy, as a reloaded file replaces it.
@@ -114,10 +114,12 @@ class RuleSet:
         self.defaults: DefaultLimits | None = None
         if default_limits is not None:
             self.defaults = DefaultLimits(default_limits, key, app, names.unique("per-route:"), self.bind)
-        self.own = self._bound_in_order(names)
-        self.first_by_name = {bound.identity: (bound.rule, "the middleware") for bound in self.own if bound.rule.counts}
-        self._anywhere = {index for index, bound in enumerate(self.own) if not bound.paths}
-        self._index = PathIndex([(path, index) for index, bound in enumerate(self.own) for path in bound.paths])
+        self.in_order = self._bound_in_order(names)
+        self.first_by_name = {
+            bound.identity: (bound.rule, "the middleware") for bound in self.in_order if bound.rule.counts
+        }
+        self._anywhere = {index for index, bound in enumerate(self.in_order) if not bound.paths}
+        self._index = PathIndex([(path, index) for index, bound in enumerate(self.in_order) for path in bound.paths])
         # One plan for all, if nothing about a request matters but whether it is a preflight.
         depends_on_path = self.defaults is not None or honeypots is not None
         self._is_one_plan = not depends_on_path and all(map(_is_for_all, rules))
@@ -188,13 +190,13 @@ class RuleSet:
 
     def matches_of(self, scope: Scope, texts: Texts) -> list[RuleMatch]:
         """Return the rules that match a request, in order, up to one that certainly ends the list."""
-        indexes: Iterable[int] = range(len(self.own))  # of all rules, for `ANY_PATH`
+        indexes: Iterable[int] = range(len(self.in_order))  # of all rules, for `ANY_PATH`
         if texts:
             indexes = sorted({*self._anywhere, *self._index.find(texts)})
         scope_type, method = scope["type"], method_of(scope)
         matches: list[RuleMatch] = []
         for index in indexes:
-            bound = self.own[index]
+            bound = self.in_order[index]
             if not bound.rule.may_match(scope_type, method):
                 continue
             ends = _ends(bound, method, texts)

@@ -292,7 +292,7 @@ async def strike(
     if name is None and len(by_policy) == 1:
         (name,) = by_policy
     if name not in by_policy:
-        if any(decision.reason is Reason.DISABLED for visit in visits for decision in visit.own):
+        if any(decision.reason is Reason.DISABLED for visit in visits for decision in visit.own_decisions):
             return None
         names = ", ".join(map(repr, by_policy)) or "none, write RateLimitMiddleware(..., bans=BanPolicy())"
         raise ConfigurationError(

@@ -60,7 +60,7 @@ class Visit:
         receive_from: Where `receive` reads: the channel of the request, or what was put in front of it.
         send_on: Sends to the client.
         effects: What still depends on the status or the end of the response.
-        own: The decisions of this middleware: about its rules, then about limits at endpoints within. A refusal is not
+        own_decisions: The decisions of this middleware: about its rules, then about limits at endpoints within. A refusal is not
             among them once the request was decided again.
         status: The status of the response, of whatever type the application sends; 0 before its first message.
         rendered: The header fields of the response, but for the numbers of the last decision; None if they are not
@@ -71,7 +71,7 @@ class Visit:
         "__dict__",
         "client",
         "effects",
-        "own",
+        "own_decisions",
         "plan",
         "policy",
         "receive_from",
@@ -98,7 +98,7 @@ class Visit:
         self.client = client
         self.plan = plan
         self.effects = plan.effects
-        self.own: tuple[Decision, ...] = ()
+        self.own_decisions: tuple[Decision, ...] = ()
         self.status: Any = 0
         self.rendered: Rendered | None = plan.rendered
         last = scope.setdefault(KEY, self)
@@ -118,7 +118,7 @@ class Visit:
         if outer is None:  # the scope is used again, by a retry outside of all middlewares: a new request
             return
         if outer.shared is None:
-            outer.shared = [(outer.policy, decision) for decision in outer.own]
+            outer.shared = [(outer.policy, decision) for decision in outer.own_decisions]
         # Without those of an earlier try within: a retry or a fallback is a new request for this middleware.
         around = [visit.policy for visit in outer.visits()]
         outer.shared[:] = [(policy, decision) for policy, decision in outer.shared if policy in around]
@@ -147,14 +147,14 @@ class Visit:
         """The decisions of all middlewares about the request so far, each with its policy."""
         if self.shared is not None:
             return self.shared
-        return [(self.policy, decision) for decision in self.own]
+        return [(self.policy, decision) for decision in self.own_decisions]
 
     @property
     def refusal(self) -> Decision | None:
         """The refusal of this middleware that stands: nothing has decided the request again after it."""
-        if not self.own:
+        if not self.own_decisions:
             return None
-        last = self.own[-1]
+        last = self.own_decisions[-1]
         if last.allowed or self.decisions[-1][1] is not last:
             return None
         return last
@@ -190,14 +190,14 @@ class Visit:
         Args:
             rendered: What the fields of all decisions with its checks have in common; None if that is not known.
         """
-        earlier = self.own
+        earlier = self.own_decisions
         if earlier and not earlier[-1].allowed:  # the application caught this refusal, so no field shows it
             earlier = earlier[:-1]
         self.rendered = rendered
         for admission in earlier:
             if admission.readings:
                 self.rendered = None  # the fields show several decisions
-        self.own = (*earlier, decision)
+        self.own_decisions = (*earlier, decision)
         if self.shared is not None:
             self.rendered = None
             self.shared.append((self.policy, decision))
@@ -208,7 +208,7 @@ class Visit:
         Where the fields are not known before, `_with_all_fields` adds these as well.
         """
         rendered, self.rendered = self.rendered, None
-        if rendered is not None and self.own[-1].readings:
+        if rendered is not None and self.own_decisions[-1].readings:
             self.rendered = Completed(rendered, fields)
 
     # -- header fields -------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Visit:
         """Return the first message with the fields of the decisions that stand, and those that a refusal needs."""
         if self.rendered is None:
             return self._with_all_fields(message)
-        return self.rendered.added_to(message, self.own[-1])
+        return self.rendered.added_to(message, self.own_decisions[-1])
 
     def adding_fields(self, send: Send) -> Send:
         """Return a `send` that adds the fields to the first message, for a handler around a visit that is over."""
@@ -235,7 +235,7 @@ class Visit:
         """Return it with the fields of the decisions, and with those of a refusal that the application answers."""
         refusal = self.refusal
         shown: list[Decision] = []
-        for decision in self.own:
+        for decision in self.own_decisions:
             if decision.readings and (decision.allowed or decision is refusal):
                 shown.append(decision)
         if shown:
@@ -311,7 +311,7 @@ class Visit:
             if self.rendered is None:  # as `with_fields`, without its call
                 message = self._with_all_fields(message)
             else:
-                message = self.rendered.added_to(message, self.own[-1])
+                message = self.rendered.added_to(message, self.own_decisions[-1])
             self.status = status
             return self.send_on(message)
         kind = message["type"]
