@@ -56,7 +56,7 @@ async def test_exported_bans_are_imported_as_they_are(name: str, further: dict[s
         assert sorted(exported) == sorted(line + "\n" for line in lines[1:])
 
 
-# -- in Redis: every later version reads bans, levels and quotas; windows begin anew in another layout -----------------
+# -- in Redis: every later version reads bans, levels and quotas; windows start again in another layout ----------------
 
 
 NOW_US = 1_900_000_000_000_000

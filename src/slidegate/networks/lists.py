@@ -4,7 +4,7 @@ A file has one address or network per line; text after ``#`` or ``;`` is a comme
 A changed file replaces all networks of a list in a single assignment, so a lookup never sees a partial list. A file
 with an error changes nothing.
 
-Whoever publishes a file decides whom it refuses. So one that covers nearly everybody is an error as well, and a
+The publisher of a file decides whom it refuses. So one that covers nearly everybody is an error as well, and a
 blocklist from a file refuses neither private addresses nor trusted proxies: `Networks.from_file` takes both on request.
 Networks that are written in code, or in a configuration file, stand as they are written.
 """

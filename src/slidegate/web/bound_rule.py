@@ -72,7 +72,7 @@ class BoundRule:
             self.key_function = rule.key
         functions = rule.limits_function, self.key_function, rule.cost_function
         self.calls_functions = any(function is not None for function in functions)
-        # Compiled anew: FastHTML, which may be imported after a rule was made, changes what texts routers take.
+        # Compiled again: FastHTML, which may be imported after a rule was made, changes what texts routers take.
         self.paths = tuple([RulePath(path.path) for path in rule.rule_paths])
         self._reader = reader
         self._parameters = path_parameters(rule.key, rule.fair)

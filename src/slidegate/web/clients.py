@@ -109,7 +109,7 @@ class Clients:
             return self._determine(scope, peer_of(scope))
 
     def forget(self) -> None:
-        """Determine all clients anew, because a list has changed."""
+        """Determine all clients again, because a list has changed."""
         self._clients.clear()
 
     def _determine(self, scope: Scope, memo_key: object) -> Client:

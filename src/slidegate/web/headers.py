@@ -185,7 +185,7 @@ class Headers:
         return Rendered(buckets, taken)
 
     def forget(self) -> None:
-        """Render everything anew, because amounts have changed."""
+        """Render everything again, because amounts have changed."""
         self._rendered.clear()
 
 

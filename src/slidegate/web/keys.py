@@ -208,8 +208,8 @@ def cookie(name: str) -> Value:
     """Count each value of a cookie, digested: the value that `request.cookies[name]` returns.
 
     Clients can send any cookie, so count by cookies that the application verifies before, or add a limit by address.
-    A session cookie is no key: it is signed anew whenever the session changes, and each new text is a new client. Count
-    the session's user.
+    A session cookie is no key: it is signed again whenever the session changes, and each new text is a new client.
+    Count the session's user.
 
     Args:
         name: The cookie's name.

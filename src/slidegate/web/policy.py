@@ -126,7 +126,7 @@ class Policy:
         self.findings = Findings()
 
     def restart(self) -> None:
-        """Render and plan everything anew, because amounts have changed."""
+        """Render and plan everything again, because amounts have changed."""
         self.headers.forget()
         self.rules.restart()
 

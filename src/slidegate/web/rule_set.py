@@ -139,7 +139,7 @@ class RuleSet:
         return in_order
 
     def restart(self) -> None:
-        """Make all plans anew, because amounts have changed."""
+        """Make all plans again, because amounts have changed."""
         self._plans.clear()
         self._by_request.clear()
         self.nothing = self.plan_of((), (), Traits(is_enforced=False))

@@ -60,8 +60,8 @@ class Visit:
         receive_from: Where `receive` reads: the channel of the request, or what was put in front of it.
         send_on: Sends to the client.
         effects: What still depends on the status or the end of the response.
-        own_decisions: The decisions of this middleware: about its rules, then about limits at endpoints within. A refusal is not
-            among them once the request was decided again.
+        own_decisions: The decisions of this middleware: about its rules, then about limits at endpoints within. A
+            refusal is not among them once the request was decided again.
         status: The status of the response, of whatever type the application sends; 0 before its first message.
         rendered: The header fields of the response, but for the numbers of the last decision; None if they are not
             known before, or tell of several decisions, here or in another middleware.

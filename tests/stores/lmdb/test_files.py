@@ -334,7 +334,7 @@ def test_missing_files_are_made_again_and_whoever_used_them_says_so(
     assert observer.kinds.count("counts_restarted") == begins_anew
     if missing != "gate":
         assert begins_anew
-        assert f"files in {store_path} were deleted or replaced: windows begin anew" in observer.events[-1].message
+        assert f"files in {store_path} were deleted or replaced: windows start again" in observer.events[-1].message
 
 
 @pytest.mark.parametrize(

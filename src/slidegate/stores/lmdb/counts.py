@@ -239,7 +239,7 @@ def open_file(gate: Gate, kept: Kept, options: Options) -> CountsFile | None:
     except (*DAMAGE, lmdb.BadTxnError) as error:  # its first transaction is bad by a page
         why = f"was damaged ({error})"
     if not options.create:
-        raise StoreUnavailable(f"lmdb: {file} {why or 'does not exist'}; the first worker begins it anew")
+        raise StoreUnavailable(f"lmdb: {file} {why or 'does not exist'}; the first worker makes a new one")
     if not kept.lock():
         return None
     try:
@@ -254,7 +254,7 @@ def open_file(gate: Gate, kept: Kept, options: Options) -> CountsFile | None:
 
 def restarted(why: str) -> Event:
     """Return the event for a file that is created again."""
-    return Event("counts_restarted", f"{why}: windows begin anew; bans, levels and quotas go on")
+    return Event("counts_restarted", f"{why}: windows start again; bans, levels and quotas go on")
 
 
 def _file_of_users(path: Path) -> Path | None:

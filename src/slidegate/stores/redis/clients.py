@@ -184,9 +184,9 @@ class OwnClients:
         return self._followed(ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs))
 
     def _followed(self, pool: ConnectionPool) -> ConnectionPool:
-        """Have the connections of a pool authenticate anew when the user's provider has another token.
+        """Have the connections of a pool authenticate again when the user's provider has another token.
 
-        A provider calls one function. So the user's pool and all of the store's are told of a token together.
+        A provider calls one function. So the user's pool and all of the store's get a token together.
         """
         self._pools.add(pool)
         provider = pool.connection_kwargs.get("credential_provider")

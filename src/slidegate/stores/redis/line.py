@@ -4,7 +4,7 @@ A line is a connection of a pool. Two calls may be under way on it: the server d
 answers to the other. On a cluster redis-py finds the node with the keys of the store, and the line leads there.
 
 What has been written is never written again. So a connection that has rested, and may have ended meanwhile, is
-returned to its pool and taken again before it is written to: the pool looks whether it has ended, and opens it anew.
+returned to its pool and taken again before it is written to: the pool checks whether it has ended, and opens it again.
 """
 
 from __future__ import annotations
