@@ -22,17 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    Quota,
-    RateLimitMiddleware,
-    Rule,
-    charge,
-    decision_of,
-    settle,
-    strike,
-)
+from slidegate import BanPolicy, Limiter, Quota, RateLimitMiddleware, Rule, charge, decision_of, settle, strike
 
 from ..asgi import PEER, scope_of
 from ..redis_servers import AT_REDIS, free_port, until

@@ -18,15 +18,7 @@ from starlette.requests import Request
 from starlette.routing import Match, Route, request_response
 from starlette.types import Receive, Scope, Send
 
-from slidegate import (
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    path_param,
-)
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, path_param
 from slidegate.core import Bucket, Concurrency
 from slidegate.web.routes import layers
 

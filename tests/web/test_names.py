@@ -10,13 +10,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slidegate import (
-    Limiter,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    rate_limit_exceeded,
-)
+from slidegate import Limiter, RateLimit, RateLimitExceeded, RateLimitMiddleware, rate_limit_exceeded
 
 from ..asgi import call
 from .middlewares import fields
