@@ -599,8 +599,8 @@ class Stage:
         for one in self.observer.outcomes:
             reason, rules = one.reason, ", ".join(one.rules) or "none"
             shadows = f", shadows {', '.join(one.shadow_rules)}" if one.shadow_rules else ""
-            keys = {state.key for decision in one.decisions for state in decision.states}
-            when = f", at {one.began_us} for {one.duration_us} us, of {', '.join(keys)}" if times else ""
+            keys = ", ".join({state.key for decision in one.decisions for state in decision.states})
+            when = f", at {one.began_us} for {one.duration_us} us, of {one.client}, under {keys}" if times else ""
             said.append(f"{reason} by {rules}, {one.route}, {one.status}, {end_of(one)}{shadows}{when}")
         self.observer.outcomes.clear()
         return "\n".join(said)

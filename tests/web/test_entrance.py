@@ -187,6 +187,7 @@ async def test_whatever_others_change_inside_the_client_is_who_it_was_at_the_ent
     note(f"{own=} {wanted=} {bans=} {found=}")
     assert set(found) == {own}, "client_key"
     assert {state.key for _, decision in asked["slidegate"].decisions for state in decision.states} == {own}, "limits"
+    assert {outcome.client for outcome in ear.outcomes} == {own}, "outcomes"
     assert {event.details["client"] for event in ear.events if event.kind == "refused"} <= {own}, "reports"
     subject = own if isinstance(key, Combined) else wanted
     is_protected = client == "proxies" and (subject or "").startswith("10.")

@@ -36,7 +36,6 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
     charge,
-    client_ip,
     decision_of,
 )
 from slidegate.events import Outcome
@@ -363,25 +362,6 @@ async def ends(words: list[str]) -> str:
 async def test_a_request_has_one_outcome_behind_its_last_byte_and_until_then_its_permit(words: str) -> None:
     """By what an application sends, and how it ends."""
     assert await ends(words.removeprefix("nothing").split()) == ENDS[words]
-
-
-async def test_an_outcome_is_of_the_client_at_the_entrance_of_the_outermost_middleware() -> None:
-    """Whatever counts it, whatever an application within writes into the scope, and whether it is refused or not."""
-    limiter, ear = Limiter(), Listener()
-    limiter.observe(ear)
-
-    async def behind_a_proxy(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["client"] = ("198.51.100.66", 1)
-        await inner(scope, receive, send)
-
-    inner = RateLimitMiddleware(hello, limits="9/day", limiter=limiter, name="inner")
-    rules = [Rule("/key", "1/day", key=header("X-Key")), Rule("/all", "1/day", key=everyone)]
-    app = RateLimitMiddleware(behind_a_proxy, rules=rules, limiter=limiter, client=client_ip(trusted=[PEER]))
-    for client in ("192.0.2.7", "2001:db8::7"):
-        for path in ("/", "/key", "/key", "/all"):
-            await call(app, path, headers={"X-Key": "k", "X-Forwarded-For": client})
-    assert [outcome.client for outcome in ear.outcomes] == ["192.0.2.7"] * 4 + ["2001:db8::/64"] * 4
-    assert [outcome.allowed for outcome in ear.outcomes].count(False) == 4
 
 
 # -- the fields of an answer -------------------------------------------------------------------------------------------

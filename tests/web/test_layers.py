@@ -100,9 +100,17 @@ async def test_of_the_refusals_of_a_websocket_the_one_that_ends_it_is_an_event(i
     assert told == ["third"] * 2 * is_accepted
 
 
-async def test_what_an_endpoint_asks_again_counts_its_status_once_and_keeps_nothing() -> None:
-    seen: list[int] = []
-    kept: list[int] = []
+async def test_what_an_endpoint_asks_again_is_one_question_counts_its_status_once_and_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, seen, kept = list[int](), list[int](), list[int]()
+    hit = MemoryStore.hit
+
+    def counted(self: MemoryStore, checks: Any, subjects: Any = ()) -> Decision:
+        asked.append(len(checks))
+        return hit(self, checks, subjects)
+
+    monkeypatch.setattr(MemoryStore, "hit", counted)
     limit = RateLimit("1000/minute", count_if=lambda status: bool(seen.append(status)) or True, name="one")
 
     async def twice(request: Request) -> Response:
@@ -118,35 +126,14 @@ async def test_what_an_endpoint_asks_again_counts_its_status_once_and_keeps_noth
         kept.append(len(visit.effects) + len(visit.own_decisions))
         await websocket.close()
 
-    routes = [Route("/", twice), WebSocketRoute("/ws", chat)]
-    app = RateLimitMiddleware(Starlette(routes=routes), bans=BanPolicy("5/minute", "1h", signals={404: 1}))
+    routes, limiter = [Route("/", twice), WebSocketRoute("/ws", chat)], Limiter()
+    await limiter.ban("198.51.100.9", "1h")
+    app = RateLimitMiddleware(Starlette(routes=routes), limiter=limiter, bans=BanPolicy("5/minute", signals={404: 1}))
     assert (await call(app)).status == 200
     assert seen == [200]
+    assert asked == [0, 1], "one question for the middleware, whose client may be banned, and one at the endpoint"
     await chats(app)
     assert kept[0] < 10
-
-
-async def test_a_limit_that_is_met_twice_is_asked_once_while_there_are_bans(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    hit = MemoryStore.hit
-
-    def counted(self: MemoryStore, checks: Any, subjects: Any = ()) -> Decision:
-        asked.append(len(checks))
-        return hit(self, checks, subjects)
-
-    monkeypatch.setattr(MemoryStore, "hit", counted)
-    limiter = Limiter()
-    await limiter.ban("198.51.100.9", "1h")
-    limit = RateLimit("1000/minute", name="one")
-
-    async def twice(request: Request) -> Response:
-        await limit.check(request)
-        await limit.check(request)
-        return PlainTextResponse("hi")
-
-    assert (await call(RateLimitMiddleware(Starlette(routes=[Route("/", twice)]), limiter=limiter))).status == 200
-    assert [count for count in asked if count] == [1]
-    assert len(asked) == 2, "one question for the middleware, whose client may be banned, and one at the endpoint"
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
