@@ -20,20 +20,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Route
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    Networks,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-    combine,
-    everyone,
-    header,
-    user,
-)
+from slidegate import BanPolicy, Limiter, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip
 from slidegate.findings.routes import about_order
+from slidegate.web.keys import combine, everyone, header, user
 
 from ..asgi import call, hello, page
 
@@ -199,18 +188,13 @@ def a_passing(function: Any) -> Any:
     return function
 
 
-def middleware_of(app: Any) -> RateLimitMiddleware:
-    layer = app.middleware_stack or app.build_middleware_stack()
-    while not isinstance(layer, RateLimitMiddleware):
-        layer = layer.app
-    return layer
-
-
 async def labels(app: Any) -> set[str]:
     """Return the routes whose limits stand above their decorators."""
     await call(app)
-    found = middleware_of(app).findings
-    return {finding.message.split("'")[1] for finding in found if finding.code == "SG137"}
+    layer = app.middleware_stack
+    while not isinstance(layer, RateLimitMiddleware):
+        layer = layer.app
+    return {finding.message.split("'")[1] for finding in layer.findings if finding.code == "SG137"}
 
 
 def decorated(router: Any) -> None:
@@ -273,22 +257,18 @@ NOT_REFUSING: dict[str, dict[str, Any]] = {
 }
 
 
-def cors_next(app: Any) -> Any:
-    return CORSMiddleware(app, allow_origins=["*"])
+CORS: dict[str, Callable[[Any], Any]] = {
+    "next": lambda app: CORSMiddleware(app, allow_origins=["*"]),
+    "deeper": lambda app: GZipMiddleware(CORSMiddleware(GZipMiddleware(app))),
+    "of an application": lambda app: Starlette(middleware=[Middleware(GZipMiddleware), Middleware(CORSMiddleware)]),
+}
+"""Where it stands within a middleware."""
 
 
-def cors_deeper(app: Any) -> Any:
-    return GZipMiddleware(CORSMiddleware(GZipMiddleware(app)))
-
-
-def cors_of_an_application(app: Any) -> Any:
-    return Starlette(routes=[Route("/", page)], middleware=[Middleware(GZipMiddleware), Middleware(CORSMiddleware)])
-
-
-@pytest.mark.parametrize("around", [cors_next, cors_deeper, cors_of_an_application])
+@pytest.mark.parametrize("around", CORS)
 @pytest.mark.parametrize("what", [*REFUSING, *NOT_REFUSING])
-async def test_cors_within_what_refuses_is_said(what: str, around: Callable[[Any], Any]) -> None:
-    app = RateLimitMiddleware(around(hello), **(REFUSING | NOT_REFUSING)[what])
+async def test_cors_within_what_refuses_is_said(what: str, around: str) -> None:
+    app = RateLimitMiddleware(CORS[around](hello), **(REFUSING | NOT_REFUSING)[what])
     await call(app)
     assert ("SG138" in codes(app)) is (what in REFUSING)
     outside = RateLimitMiddleware(GZipMiddleware(hello), **(REFUSING | NOT_REFUSING)[what])
@@ -351,20 +331,11 @@ async def test_it_is_said_of_the_first_requests_alone_and_where_clients_are_coun
 # -- users who are set within ------------------------------------------------------------------------------------------
 
 
-def named_by(place: str) -> Callable[[Any], Any]:
-    """Return what names a user in the scope, in its state, or nobody."""
-
-    def around(app: Any) -> Any:
-        async def naming(scope: Any, receive: Any, send: Any) -> None:
-            if place == "user":
-                scope["user"] = UnauthenticatedUser()
-            if place == "state":
-                scope.setdefault("state", {})["user"] = "ann"
-            await app(scope, receive, send)
-
-        return naming
-
-    return around
+USERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "user": lambda: {"user": UnauthenticatedUser()},
+    "state": lambda: {"state": {"user": "ann"}},
+    "nowhere": dict,
+}
 
 
 BY_USER: dict[str, dict[str, Any]] = {
@@ -380,10 +351,17 @@ NOT_BY_USER: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("place", ["user", "state", "nowhere"])
+@pytest.mark.parametrize("place", USERS)
 @pytest.mark.parametrize("what", [*BY_USER, *NOT_BY_USER])
 async def test_a_user_who_is_set_within_what_counts_by_user_is_said(what: str, place: str) -> None:
-    options, around = (BY_USER | NOT_BY_USER)[what], named_by(place)
+    def around(app: Any) -> Any:
+        async def naming(scope: Any, receive: Any, send: Any) -> None:
+            scope.update(USERS[place]())
+            await app(scope, receive, send)
+
+        return naming
+
+    options = (BY_USER | NOT_BY_USER)[what]
     within = RateLimitMiddleware(around(hello), **options)
     await call(within)
     assert ("SG139" in codes(within)) is (what in BY_USER and place != "nowhere")

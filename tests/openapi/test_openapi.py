@@ -19,22 +19,12 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount
 
 from examples.demo.app import make_app
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    Networks,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-    everyone,
-    header,
-    rate_limit_exceeded,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule
 from slidegate.core import ConfigurationError
 from slidegate.openapi import document_limits
 from slidegate.testing import FakeClock
+from slidegate.web.endpoints import rate_limit_exceeded
+from slidegate.web.keys import everyone, header
 
 from ..asgi import Answer, call
 
@@ -249,12 +239,8 @@ def test_bans_and_lists_add_a_403_everywhere_and_no_limit() -> None:
         assert "x-ratelimit" not in told["GET /health"]
         assert refusals(told["GET /health"]) == {"403"}
         assert "/.env" not in json.dumps(told)
-    assert (
-        refusals(
-            documented(site(rules=[], bans=BanPolicy(after="3/minute", duration="1h", shadow=True)))["GET /health"]
-        )
-        == set()
-    )
+    in_shadow = site(rules=[], bans=BanPolicy(after="3/minute", duration="1h", shadow=True))
+    assert refusals(documented(in_shadow)["GET /health"]) == set()
 
 
 @pytest.mark.parametrize(
@@ -363,18 +349,8 @@ def test_the_document_is_served_and_made_once() -> None:
 # -- the document and the application, in both directions --------------------------------------------------------------
 
 
-PATHS = [
-    "*",
-    "/health",
-    "/items/special",
-    "/items/{item}",
-    "/items/other",
-    "/items/{n:int}",
-    "/api/{rest:path}",
-    "/api/search",
-    "/api/files/{p:path}",
-    "/api/{one}",
-]
+PATHS = ["*", "/health", "/items/special", "/items/{item}", "/items/other", "/items/{n:int}"]
+PATHS += ["/api/{rest:path}", "/api/search", "/api/files/{p:path}", "/api/{one}"]
 MOST = 3
 """The largest amount of a limit."""
 METHODS = [None, ["GET"], ["POST"]]
