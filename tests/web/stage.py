@@ -392,7 +392,7 @@ class Stage:
                 written = rest.removeprefix("".join(paths))
                 given, options = eval(f"(lambda *given, **options: (given, options))({written})", self.names)
                 words = [*paths, *given]
-            if verb in LIFTED:
+            if verb in OF_LIMITER:
                 return "" if await getattr(self.limiter, verb)(*words) else "there is none"
             said = getattr(self, f"_{verb}")(*words, **options)
             return (said if said is None or isinstance(said, str) else await said) or ""
@@ -564,10 +564,6 @@ class Stage:
     async def _ban(self, key: str, duration: str = "1h") -> None:
         await self.limiter.ban(key, duration, reason="by hand", by="ann")
 
-    async def _banned(self, key: str) -> str:
-        ban = await self.limiter.banned(key)
-        return ban.key if ban else "no"
-
     async def _settle(self, used: str, rule: str, copy: str = "") -> str:
         """Settle what the last request reserved, by its scope or a copy, as a task does that outlives its answer."""
         return str(await slidegate.settle(Request(self.scopes[bool(copy)]), int(used), rule=rule))
@@ -654,7 +650,7 @@ class Stage:
         return said or "none"
 
 
-LIFTED = ("restore", "unban", "reset")
+OF_LIMITER = ("restore", "unban", "reset", "banned")
 """Verbs that are methods of the limiter, and say whether there was something."""
 AS_IN_CODE = ("site", "everywhere", "forms", "rule", "around", "application", "endpoint", "socket", "file")
 """Verbs of which the rest is written as in code."""
