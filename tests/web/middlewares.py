@@ -348,6 +348,7 @@ def class_of(endpoint: Any, decorate: Callable[[Any], Any] = lambda method: meth
     async def get(self: object, request: Request) -> Response:
         return await endpoint(request)  # type: ignore[no-any-return]
 
+    get.__qualname__ = "Page.get"
     return type("Page", (HTTPEndpoint,), dict.fromkeys(map(str.lower, METHODS), decorate(get)))
 
 

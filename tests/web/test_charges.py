@@ -325,7 +325,7 @@ def test_a_server_that_ends_waits_for_what_its_requests_have_begun(url: str, tmp
     variables = {**os.environ, "STORE": url, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         try:
-            until(lambda: _listens(port), "uvicorn listens")
+            until(lambda: listens(port), "uvicorn listens")
             url_of_stream = f"http://127.0.0.1:{port}/"
             with suppress(httpx.TransportError), httpx.stream("GET", url_of_stream, timeout=BOUND_S) as answer:
                 for number, _ in enumerate(answer.iter_raw()):
@@ -337,7 +337,7 @@ def test_a_server_that_ends_waits_for_what_its_requests_have_begun(url: str, tmp
     assert asyncio.run(_spent_at(url)) == {"tokens": 7, "cents": 130}
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
 from starlette.routing import Mount, Route
 
 from slidegate import BanPolicy, Limiter, MessageLimits, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip
@@ -17,11 +16,7 @@ from slidegate.web.keys import header, user
 from ..asgi import PEER, hello, page, statuses
 from ..ops.shared_rows import SharedRows, limiter_on
 from ..virtual_time import turns
-
-
-@RateLimit.exempt
-async def exempt(request: Any) -> Any:
-    return await page(request)
+from .middlewares import around, class_of
 
 
 async def test_a_worker_publishes_labels_limits_keys_actions_and_order() -> None:
@@ -56,7 +51,7 @@ async def test_a_worker_publishes_labels_limits_keys_actions_and_order() -> None
 
 async def test_workers_that_have_met_the_same_publish_one_text_and_16_bytes_each() -> None:
     rows = SharedRows(FakeClock())
-    routes = [Route(f"/{name}/{{id}}", page) for name in "abc"] + [Route("/free", exempt)]
+    routes = [Route(f"/{name}/{{id}}", page) for name in "abc"] + [Route("/free", RateLimit.exempt(around(page)))]
     for path in ("/a/1", "/a/2", "/a/3"):
         app = RateLimitMiddleware(Starlette(routes=routes), default_limits="5/minute", limiter=limiter_on(rows))
         assert await statuses(app, 2, path) == [200] * 2
@@ -98,60 +93,32 @@ async def test_a_text_that_is_gone_is_written_again_and_one_of_a_later_version_i
     assert not (await tool.override("anything", "5/minute", "1h")).is_published
 
 
-class Endpoint(HTTPEndpoint):
-    @RateLimit("7/minute")
-    async def get(self, request: Any) -> Any:
-        return await page(request)
-
-
-@RateLimit("3/minute", when=lambda request: True)
-async def decorated(request: Any) -> Any:
-    return await page(request)
-
-
-async def fastapi_page() -> str:
-    return "page"
-
-
-LIMITED = ("/decorated", "/also", "/class", "/v1/inner")
-
-
-def limited_app() -> Starlette:
-    """Return an application with limits at endpoints of each kind."""
-    routes = [
-        Route("/decorated", decorated),
-        Route("/also", decorated),
-        Route("/class", Endpoint),
-        Route("/free", page),
-    ]
+async def test_a_limit_at_an_endpoint_is_published_once_it_is_met() -> None:
+    decorated = RateLimit("3/minute", when=lambda request: True)(page)
     inner = FastAPI()
     router = APIRouter(dependencies=[Depends(RateLimit("9/minute", key=header("X-API-Key"), name="router"))])
-    router.add_api_route("/inner", fastapi_page, dependencies=[Depends(RateLimit("4/minute; 40/hour", cost=2))])
+    router.add_api_route("/inner", lambda: "page", dependencies=[Depends(RateLimit("4/minute; 40/hour", cost=2))])
     inner.include_router(router)
-    return Starlette(routes=[*routes, Mount("/v1", inner)])
-
-
-async def test_a_limit_at_an_endpoint_is_published_once_it_is_met() -> None:
-    rows = SharedRows(FakeClock())
-    limiters = [limiter_on(rows), limiter_on(rows)]
-    app = limited_app()
-    idle, busy = (RateLimitMiddleware(app, limits="900/minute", limiter=limiter) for limiter in limiters)
+    routes = [Route("/decorated", decorated), Route("/also", decorated), Route("/free", page), Mount("/v1", inner)]
+    routes.append(Route("/class", class_of(page, RateLimit("7/minute"))))
+    rows, app = SharedRows(FakeClock()), Starlette(routes=routes)
+    idle, busy = (RateLimitMiddleware(app, limits="900/minute", limiter=limiter_on(rows)) for _ in range(2))
     assert await statuses(idle, 1, "/free") == [200]
-    for path in ("/free", *LIMITED):
+    for path in ("/free", "/decorated", "/also", "/class", "/v1/inner"):
         assert await statuses(busy, 1, path) == [200]
-    for limiter in limiters:
-        await limiter.engine.workers.write(1.0)
+    for one in (idle, busy):
+        await one.limiter.engine.workers.write(1.0)
     unmet, published = sorted(await limiter_on(rows).published(), key=lambda one: len(one.rules))
     assert [one.rule for one in unmet.rules] == ["client", "default"]
     found = [one for one in published.rules if one.at_endpoint]
     assert sorted((one.rule, one.limit, one.key, one.cost, one.conditional) for one in found) == [
-        ("endpoint * /class Endpoint.get", "7/1m", "address", 1, False),
+        ("endpoint * /class Page.get", "7/1m", "address", 1, False),
         ("endpoint GET /also", "3/1m", "address", 1, True),
         ("endpoint GET /v1/inner", "4/1m", "address", 2, False),
         ("endpoint GET /v1/inner", "40/1h", "address", 2, False),
         ("router", "9/1m", "header:x-api-key", 1, False),
     ]
-    counted = await limiters[1].inspect(PEER, {one.bucket: one.limit for one in found})
+    counted = await busy.limiter.inspect(PEER, {one.bucket: one.limit for one in found})
     assert {window.used for window in counted.windows} == {1, 2}, "the names of buckets are those that are counted"
 
 

@@ -4,7 +4,6 @@ import asyncio
 import socket
 import struct
 import threading
-import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -32,6 +31,8 @@ from websockets.sync.client import connect
 from slidegate import Limiter, MessageLimits, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, mcp_tool
 
 from ..asgi import page, scope_of
+from ..redis_servers import free_port, until
+from .test_charges import listens
 
 BOUND_S = 20
 """How long a hang may last; nothing here takes as long as a second."""
@@ -87,8 +88,7 @@ async def with_granian(app: Any, port: int, stop: asyncio.Event) -> None:
 @contextmanager
 def serving(serve: Serve, app: Any) -> Iterator[str]:
     """Serve an application in a thread, and say where."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     ready: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     async def main() -> None:
@@ -98,15 +98,7 @@ def serving(serve: Serve, app: Any) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    until = time.monotonic() + BOUND_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            break
-        except OSError:
-            assert thread.is_alive(), "the server did not start"
-            assert time.monotonic() < until, "the server did not listen"
-            thread.join(0.02)
+    until(lambda: listens(port), "the server listens")
     try:
         yield f"127.0.0.1:{port}"
     finally:
