@@ -81,7 +81,7 @@ def matching(rule: Rule, kind: str, method: str, path: str) -> bool:
 @example([("/{x}", "final", None, None), ("*", "limit", None, None)])
 @example([("/a/{x}", "final", None, None), ("/a/{rest:path}", "limit", None, None)])
 @example([("*", "limit", None, "websocket"), ("*", "exempt", None, "http"), ("*", "exempt", None, None)])
-def test_rules_that_decide_nothing_are_said_and_no_others(drawn: list[tuple[Any, ...]]) -> None:
+def test_rules_that_decide_nothing_are_reported_and_no_others(drawn: list[tuple[Any, ...]]) -> None:
     rules = ruled(drawn)
     app = RateLimitMiddleware(hello, rules=rules)
     reached, exempted, uncounted = set[str](), set[str](), set[str]()
@@ -148,7 +148,7 @@ WIDER = ["*", "/{rest:path}", "/items/{rest:path}", "/files/{name}", "/{kind}/{i
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-async def test_of_an_application_without_mistakes_nothing_is_said(data: st.DataObject) -> None:
+async def test_of_an_application_without_mistakes_nothing_is_reported(data: st.DataObject) -> None:
     """Its exemptions come first, and its limits have paths and methods of routes, or wider ones."""
     draw = data.draw
     exempted = draw(st.lists(st.sampled_from(["/health", "/login", "/items"]), unique=True))
@@ -173,7 +173,7 @@ async def test_of_many_rules_that_no_route_meets_ten_are_named() -> None:
     assert codes(app) == ["SG123"] * 10
 
 
-async def test_of_the_routes_behind_a_host_nothing_is_said() -> None:
+async def test_of_the_routes_behind_a_host_nothing_is_reported() -> None:
     below = Starlette(routes=[Route("/login", page, methods=["POST"]), Route("/items/{id}", page)])
     rules = [Rule("/login", PLENTY, methods=["POST"]), Rule("/items/7", PLENTY), Rule("/nowhere", PLENTY)]
     app = RateLimitMiddleware(Starlette(routes=[Host("api.example.com", below), Route("/", page)]), rules=rules)
@@ -225,7 +225,7 @@ def decorated(router: Any) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
-async def test_a_limit_above_the_decorator_of_a_route_is_said(prefix: str) -> None:
+async def test_a_limit_above_the_decorator_of_a_route_is_reported(prefix: str) -> None:
     app, router = FastAPI(), APIRouter()
     app.add_middleware(RateLimitMiddleware)
     decorated(router if prefix else app)
@@ -233,7 +233,7 @@ async def test_a_limit_above_the_decorator_of_a_route_is_said(prefix: str) -> No
     assert await labels(app) == {f"GET {prefix}/{name}" for name in ("above", "twice", "through")}
 
 
-async def test_a_function_that_is_limited_at_one_application_alone_is_not_said() -> None:
+async def test_a_function_that_is_limited_at_one_application_alone_is_not_reported() -> None:
     limited = Starlette(routes=[Route("/", RateLimit("9/minute")(page))], middleware=[Middleware(RateLimitMiddleware)])
     free = Starlette(routes=[Route("/", page)], middleware=[Middleware(RateLimitMiddleware)])
     assert [await labels(limited), await labels(free)] == [set(), set()]
@@ -267,7 +267,7 @@ CORS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("around", CORS)
 @pytest.mark.parametrize("what", [*REFUSING, *NOT_REFUSING])
-async def test_cors_within_what_refuses_is_said(what: str, around: str) -> None:
+async def test_cors_within_what_refuses_is_reported(what: str, around: str) -> None:
     app = RateLimitMiddleware(CORS[around](hello), **(REFUSING | NOT_REFUSING)[what])
     await call(app)
     assert ("SG138" in codes(app)) is (what in REFUSING)
@@ -299,7 +299,7 @@ FIELDS = ["X-Forwarded-For", "Forwarded", "X-Real-IP", "CF-Connecting-IP"]
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("peer", ["172.18.0.4", "127.0.0.1", "testclient", "2001:db8::1"])
-async def test_one_client_that_names_many_others_is_said(field: str, peer: str) -> None:
+async def test_one_client_that_names_many_others_is_reported(field: str, peer: str) -> None:
     """Such as a frontend server that is not trusted, and a call within the process."""
     app = app_behind()
     visits = [(peer, headers) for headers in many(field)]
@@ -308,7 +308,7 @@ async def test_one_client_that_names_many_others_is_said(field: str, peer: str) 
     assert peer.removesuffix("1") in app.findings[0].message
 
 
-async def test_what_is_one_client_and_what_is_not_many_is_not_said() -> None:
+async def test_what_is_one_client_and_what_is_not_many_is_not_reported() -> None:
     plain: list[tuple[str, dict[str, str]]] = [("172.18.0.4", {})] * 100
     one = [("172.18.0.4", {"X-Forwarded-For": "203.0.113.9"})] * 100
     few = [("172.18.0.4", headers) for headers in many("X-Forwarded-For", different=19)]
@@ -319,7 +319,7 @@ async def test_what_is_one_client_and_what_is_not_many_is_not_said() -> None:
         assert await sent(app_behind(), *visits) == [], visits[:2]
 
 
-async def test_it_is_said_of_the_first_requests_alone_and_where_clients_are_counted() -> None:
+async def test_it_is_reported_of_the_first_requests_alone_and_where_clients_are_counted() -> None:
     visits = [("172.18.0.4", headers) for headers in many("X-Forwarded-For")]
     assert await sent(app_behind(), *[("172.18.0.4", {})] * 100, *visits) == []
     for key in (everyone, header("X-API-Key"), user, lambda request: "one"):
@@ -353,7 +353,7 @@ NOT_BY_USER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("place", USERS)
 @pytest.mark.parametrize("what", [*BY_USER, *NOT_BY_USER])
-async def test_a_user_who_is_set_within_what_counts_by_user_is_said(what: str, place: str) -> None:
+async def test_a_user_who_is_set_within_what_counts_by_user_is_reported(what: str, place: str) -> None:
     def around(app: Any) -> Any:
         async def naming(scope: Any, receive: Any, send: Any) -> None:
             scope.update(USERS[place]())
@@ -380,7 +380,7 @@ KEYS = {"user": user, "a part": combine(user, header("X-Tenant")), "address": cl
 @pytest.mark.parametrize("signs_in", [True, False])
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("where", ["in front", "behind", "router", "decorator"])
-async def test_a_limit_in_front_of_the_dependency_that_sets_the_user_is_said(
+async def test_a_limit_in_front_of_the_dependency_that_sets_the_user_is_reported(
     where: str, key: str, signs_in: bool
 ) -> None:
     limit = RateLimit(PLENTY, key=KEYS[key])

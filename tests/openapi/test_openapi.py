@@ -76,20 +76,20 @@ def documented(app: Any, **options: Any) -> dict[str, Any]:
 
 def operations(app: Any) -> dict[str, Any]:
     paths = app.openapi()["paths"]
-    return {f"{method.upper()} {path}": told for path, methods in paths.items() for method, told in methods.items()}
+    return {f"{method.upper()} {path}": found for path, methods in paths.items() for method, found in methods.items()}
 
 
-def limits(told: dict[str, Any]) -> dict[str, list[str]]:
+def limits(found: dict[str, Any]) -> dict[str, list[str]]:
     """Return the limits of each operation that has any."""
     return {
         name: [one for rule in each["x-ratelimit"] for one in rule["limits"]]
-        for name, each in told.items()
+        for name, each in found.items()
         if "x-ratelimit" in each
     }
 
 
-def refusals(told: dict[str, Any]) -> set[str]:
-    return {"403", "429", "503"} & told["responses"].keys()
+def refusals(found: dict[str, Any]) -> set[str]:
+    return {"403", "429", "503"} & found["responses"].keys()
 
 
 # -- which limits ------------------------------------------------------------------------------------------------------
@@ -115,18 +115,18 @@ def test_what_is_exempt_final_or_blocked_ends_the_list() -> None:
 
 
 def test_one_path_of_many_counts_only_at_the_route_that_takes_it() -> None:
-    told = documented(site(rules=[Rule("/items/special", "1/minute"), Rule("/items/other", "2/minute")]))
-    assert limits(told)["GET /items/special"] == ["1/1m"]
-    assert limits(told)["GET /items/{item}"] == ["2/1m"]
-    assert told["GET /items/special"]["x-ratelimit"] == [{"limits": ["1/1m"]}]
-    assert told["GET /items/{item}"]["x-ratelimit"] == [{"limits": ["2/1m"], "conditional": True}]
+    found = documented(site(rules=[Rule("/items/special", "1/minute"), Rule("/items/other", "2/minute")]))
+    assert limits(found)["GET /items/special"] == ["1/1m"]
+    assert limits(found)["GET /items/{item}"] == ["2/1m"]
+    assert found["GET /items/special"]["x-ratelimit"] == [{"limits": ["1/1m"]}]
+    assert found["GET /items/{item}"]["x-ratelimit"] == [{"limits": ["2/1m"], "conditional": True}]
 
 
 def test_default_limits_are_those_of_each_route_but_exempt_ones() -> None:
-    told = limits(documented(site(default_limits="6/minute; 60/hour")))
-    assert "GET /health" not in told
-    assert told["GET /items/special"] == ["6/1m", "60/1h"]
-    assert told["GET /api/search"] == ["6/1m", "60/1h", "3/1s"]
+    found = limits(documented(site(default_limits="6/minute; 60/hour")))
+    assert "GET /health" not in found
+    assert found["GET /items/special"] == ["6/1m", "60/1h"]
+    assert found["GET /api/search"] == ["6/1m", "60/1h", "3/1s"]
 
 
 class Planned(RateLimitMiddleware):
@@ -159,10 +159,10 @@ def test_a_configuration_file_says_the_same(tmp_path: Path) -> None:
     app = FastAPI()
     app.add_middleware(RateLimitMiddleware.from_file, path=path)
     app.get("/")(lambda: "ok")
-    (told,) = documented(app).values()
-    assert told["x-ratelimit"] == [{"limits": ["6/1m"]}]
-    assert refusals(told) == {"429", "503"}
-    assert [*told["responses"]["429"]["headers"]] == ["Retry-After"]
+    (found,) = documented(app).values()
+    assert found["x-ratelimit"] == [{"limits": ["6/1m"]}]
+    assert refusals(found) == {"429", "503"}
+    assert [*found["responses"]["429"]["headers"]] == ["Retry-After"]
 
 
 def test_an_error_of_a_configuration_file_names_the_file_as_at_the_start(tmp_path: Path) -> None:
@@ -170,11 +170,11 @@ def test_an_error_of_a_configuration_file_names_the_file_as_at_the_start(tmp_pat
     path.write_text('limits = "5/minut"')
     app = FastAPI()
     app.add_middleware(RateLimitMiddleware.from_file, path=path)
-    with pytest.raises(ConfigurationError, match=f"^{re.escape(str(path))}: ") as told:
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(str(path))}: ") as raised_first:
         documented(app)
     with pytest.raises(ConfigurationError) as raised:
         RateLimitMiddleware.from_file(app, path)
-    assert str(told.value) == str(raised.value)
+    assert str(raised_first.value) == str(raised.value)
 
 
 @pytest.mark.parametrize("documented_first", [0, 1])
@@ -185,8 +185,8 @@ def test_a_mounted_application_has_the_limits_around_it_in_its_own_document(docu
     outer.mount("/v1", inner)
     for at in (documented_first, 1 - documented_first):
         document_limits([outer, inner][at])
-    told = limits(operations(inner))
-    assert (told["GET /items/{item}"], told["GET /health"]) == (["2/1m", "1/1m"], ["2/1m"])
+    found = limits(operations(inner))
+    assert (found["GET /items/{item}"], found["GET /health"]) == (["2/1m", "1/1m"], ["2/1m"])
     assert operations(outer) == {}
     mounted = site(rules=[])
     around = [Middleware(RateLimitMiddleware, limits="4/minute", headers=("draft", "legacy"))]
@@ -223,22 +223,22 @@ def test_limits_alone_are_published_unless_names_and_keys_are_asked_for() -> Non
     rules = [Rule("*", tier, name="tier"), Rule("*", "9/hour", key=header("X-API-Key"), when=lambda request: True)]
     by_tier, hourly = {"limits": [], "by_request": True}, {"limits": ["9/1h"], "conditional": True}
     assert documented(site(rules=rules))["GET /health"]["x-ratelimit"] == [by_tier, hourly]
-    told = documented(site(rules=rules), names=True, keys=True)
-    assert told["GET /health"]["x-ratelimit"] == [
+    found = documented(site(rules=rules), names=True, keys=True)
+    assert found["GET /health"]["x-ratelimit"] == [
         {**by_tier, "name": "tier", "key": "address"},
         {**hourly, "key": "header:x-api-key"},
     ]
-    assert {"limits": ["70/1h"], "unit": "tokens", "key": "address"} in told["GET /api/decorated"]["x-ratelimit"]
-    assert told["GET /api/search"]["x-ratelimit"][-1]["name"] == "search"
+    assert {"limits": ["70/1h"], "unit": "tokens", "key": "address"} in found["GET /api/decorated"]["x-ratelimit"]
+    assert found["GET /api/search"]["x-ratelimit"][-1]["name"] == "search"
 
 
 def test_bans_and_lists_add_a_403_everywhere_and_no_limit() -> None:
     bans = BanPolicy(after="3/minute", duration="1h", signals={"/.env": 1})
     for options in ({"bans": bans}, {"blocklist": Networks(["192.0.2.0/24"])}):
-        told = documented(site(rules=[], **options))
-        assert "x-ratelimit" not in told["GET /health"]
-        assert refusals(told["GET /health"]) == {"403"}
-        assert "/.env" not in json.dumps(told)
+        found = documented(site(rules=[], **options))
+        assert "x-ratelimit" not in found["GET /health"]
+        assert refusals(found["GET /health"]) == {"403"}
+        assert "/.env" not in json.dumps(found)
     in_shadow = site(rules=[], bans=BanPolicy(after="3/minute", duration="1h", shadow=True))
     assert refusals(documented(in_shadow)["GET /health"]) == set()
 
@@ -249,9 +249,9 @@ def test_bans_and_lists_add_a_403_everywhere_and_no_limit() -> None:
 )
 def test_a_503_is_where_deny_can_refuse(of_limiter: Any, of_rule: Any, expected: bool) -> None:
     rules = [Rule("/health", "5/minute", on_error=of_rule)]
-    told = documented(site(rules=rules, limiter=Limiter.from_url("redis://127.0.0.1:1", on_error=of_limiter)))
-    assert refusals(told["GET /health"]) == ({"429", "503"} if expected else {"429"})
-    assert refusals(told["GET /items/special"]) == set()
+    found = documented(site(rules=rules, limiter=Limiter.from_url("redis://127.0.0.1:1", on_error=of_limiter)))
+    assert refusals(found["GET /health"]) == ({"429", "503"} if expected else {"429"})
+    assert refusals(found["GET /items/special"]) == set()
     assert refusals(documented(site(rules=rules))["GET /health"]) == {"429"}, "a memory store cannot fail"
 
 
@@ -264,8 +264,8 @@ def test_a_503_is_where_deny_can_refuse(of_limiter: Any, of_rule: Any, expected:
     ],
 )
 def test_fields_are_those_of_the_middleware(headers: Any, expected: list[str]) -> None:
-    told = documented(site(limits="5/minute", headers=headers))
-    assert [*told["GET /health"]["responses"]["429"]["headers"]] == expected
+    found = documented(site(limits="5/minute", headers=headers))
+    assert [*found["GET /health"]["responses"]["429"]["headers"]] == expected
 
 
 class SlowDown(BaseModel):
@@ -305,30 +305,30 @@ def described(style: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the descriptions of header fields, and the fields after hits at 0 s and 30 s."""
     clock = FakeClock()
     app = site(limits="5/minute", headers=style, limiter=Limiter(MemoryStore(clock=clock)))
-    told = documented(app)["GET /health"]["responses"]["429"]["headers"]
+    found = documented(app)["GET /health"]["responses"]["429"]["headers"]
     client = TestClient(app)
     client.get("/health")
     clock.advance("30s")
-    return {name: one["description"] for name, one in told.items()}, dict(client.get("/health").headers)
+    return {name: one["description"] for name, one in found.items()}, dict(client.get("/health").headers)
 
 
 def test_the_times_in_header_fields_are_those_that_their_descriptions_name() -> None:
     """One unit is back half a minute after the second request, all of them after a minute."""
-    told, sent = described("draft")
+    found, sent = described("draft")
     assert sent["ratelimit"] == '"default";r=3;t=30'
-    assert told["RateLimit"] == "For each limit, what remains of it, and the seconds until more remains."
-    told, sent = described("legacy")
+    assert found["RateLimit"] == "For each limit, what remains of it, and the seconds until more remains."
+    found, sent = described("legacy")
     assert sent["x-ratelimit-reset"] == "90"
-    assert told["X-RateLimit-Reset"] == "When it is whole again, in Unix seconds."
+    assert found["X-RateLimit-Reset"] == "When it is whole again, in Unix seconds."
 
 
 def test_what_the_application_says_itself_stays() -> None:
     app = FastAPI(responses={429: {"description": "ours"}})
     app.add_middleware(RateLimitMiddleware, limits="5/minute")
     app.get("/")(lambda: "ok")
-    (told,) = documented(app).values()
-    assert told["responses"]["429"] == {"description": "ours"}
-    assert told["x-ratelimit"] == [{"limits": ["5/1m"]}]
+    (found,) = documented(app).values()
+    assert found["responses"]["429"] == {"description": "ours"}
+    assert found["x-ratelimit"] == [{"limits": ["5/1m"]}]
 
 
 def test_only_an_application_with_a_document_can_be_documented() -> None:
@@ -391,12 +391,12 @@ async def answers(app: FastAPI, name: str) -> list[Answer]:
 async def test_an_operation_has_a_429_if_and_only_if_it_can_get_one(given_rules: list[Rule], defaults: Any) -> None:
     clock = FakeClock()
     app = site(rules=given_rules, default_limits=defaults, limiter=Limiter(MemoryStore(clock=clock)))
-    told = documented(app)
+    found = documented(app)
     blocked = {403} if any(rule.blocks for rule in given_rules) else set()
-    for name in told.keys() - {"POST /api/search", "GET /api/decorated"}:
+    for name in found.keys() - {"POST /api/search", "GET /api/decorated"}:
         got = {answer.status for answer in await answers(app, name)}
-        assert (429 in got) == ("429" in told[name]["responses"]), (name, given_rules)
-        assert got - blocked <= {int(status) for status in told[name]["responses"]}
+        assert (429 in got) == ("429" in found[name]["responses"]), (name, given_rules)
+        assert got - blocked <= {int(status) for status in found[name]["responses"]}
         clock.advance("1d")
 
 
@@ -404,22 +404,22 @@ async def test_every_response_of_the_demo_is_documented_and_every_documented_one
     clock = FakeClock()
     limiter = Limiter(MemoryStore(clock=clock))
     app = make_app(limiter)
-    told = operations(app)
-    assert refusals(told["GET /health"]) == {"403"}, "which is exempt"
-    for number, name in enumerate(told):
+    found = operations(app)
+    assert refusals(found["GET /health"]) == {"403"}, "which is exempt"
+    for number, name in enumerate(found):
         method, _, path = name.partition(" ")
         peer = (f"203.0.113.{number + 1}", 1)
         got = [await call(app, path.replace("{slug}", "fair-queues"), method, client=peer) for _ in range(250)]
         await limiter.ban(peer[0], "1h")
         got.append(await call(app, path, method, client=peer))
         for answer in got:
-            response = told[name]["responses"].get(str(answer.status))
+            response = found[name]["responses"].get(str(answer.status))
             if answer.status == 401:  # of the application
                 continue
             assert response is not None, (name, answer.status)
             if answer.status in (403, 429):
                 check(answer, response)
-        assert {str(answer.status) for answer in got} & {"403", "429", "503"} == refusals(told[name]), name
+        assert {str(answer.status) for answer in got} & {"403", "429", "503"} == refusals(found[name]), name
 
 
 def check(answer: Answer, response: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ def end_of_looks() -> None:
 
 
 class Listener(RecordingObserver):
-    """Hears events and outcomes."""
+    """Keeps events and outcomes."""
 
     def __init__(self, *, without: Sequence[str] = ()) -> None:
         super().__init__(without=without)
@@ -94,7 +94,7 @@ class Log(logging.Handler):
 
 
 class FollowedFiles:
-    """A directory of files that are followed, the clock that all files go by until the test ends, and an ear."""
+    """A directory of files that are followed, the clock of all files until the test ends, and an observer."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -177,7 +177,7 @@ def texts(count: int) -> list[Message]:
 class SocketClient:
     """A client that has sent some messages in advance, and keeps what comes back.
 
-    Whoever closes, the application gets a disconnect, as behind every server.
+    Whichever side closes, the application gets a disconnect, as behind every server.
 
     Attributes:
         came: What the server has sent.

@@ -602,7 +602,7 @@ class Stage:
         return "\n".join(said)
 
     def _refusals(self) -> str:
-        """Return what observers hear of each refused request."""
+        """Return what observers get of each refused request."""
         refused = [event for event in self.observer.events if event.kind == "refused"]
         assert all(event.message.isprintable() and len(event.message) < 1_000 for event in refused)
         said = [event.details for event in refused]

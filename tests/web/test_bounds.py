@@ -185,7 +185,7 @@ MOST_STEPS = 5_000_000
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Count lines of Python that run, each time round a loop anew, and calls of C; end what would never end."""
+    """Count lines of Python that run, again in each pass of a loop, and calls of C; end what would never end."""
     ran = [0]
 
     def trace(frame: object, event: str, argument: object) -> Any:

@@ -282,7 +282,7 @@ async def test_what_is_charged_and_refunded_together_is_one_call_of_redis(url: s
         calls.append(server.calls()["evalsha"] - before["evalsha"])
 
     async with Limiter.from_url(url, deadline="30s") as limiter:
-        for _ in range(5):  # once a second there is a call for news as well
+        for _ in range(5):  # once a second there is a call for changes as well
             await by_a_scope(Site(limiter, counted, waits=True), 0)
             assert await spent(limiter) == expected
             await limiter.reset(PEER)

@@ -131,8 +131,8 @@ async def test_whatever_others_change_inside_the_client_is_who_it_was_at_the_ent
     client: str, by: str, way: str, request: dict[str, Any], changes: dict[str, Any], how: str, is_known: bool
 ) -> None:
     """Whether its users are `is_known` outside of the middleware, too."""
-    key, ear, found = KEYS[by], Listener(), list[str]()
-    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[ear])
+    key, listener, found = KEYS[by], Listener(), list[str]()
+    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[listener])
     moments: list[Scope] = []
     limit = RateLimit("1/hour", name="at the endpoint")
 
@@ -173,8 +173,8 @@ async def test_whatever_others_change_inside_the_client_is_who_it_was_at_the_ent
     note(f"{own=} {wanted=} {bans=} {found=}")
     assert set(found) == {own}, "client_key"
     assert {state.key for _, decision in asked["slidegate"].decisions for state in decision.states} == {own}, "limits"
-    assert {outcome.client for outcome in ear.outcomes} == {own}, "outcomes"
-    assert {event.details["client"] for event in ear.events if event.kind == "refused"} <= {own}, "reports"
+    assert {outcome.client for outcome in listener.outcomes} == {own}, "outcomes"
+    assert {event.details["client"] for event in listener.events if event.kind == "refused"} <= {own}, "reports"
     subject = own if isinstance(key, Combined) else wanted
     is_protected = client == "proxies" and (subject or "").startswith("10.")
     assert bans == ([] if wanted is None or subject == "unknown-peer" or is_protected else [wanted])
@@ -246,10 +246,10 @@ async def test_the_answer_and_the_event_tell_of_the_last_decision(
     asked: list[tuple[str, bool]], then: str, has_observers_of_requests: bool
 ) -> None:
     """An endpoint asks limits, spent ones and others, and catches their refusals; it raises the last one or answers."""
-    ear = Listener()
+    listener = Listener()
     if not has_observers_of_requests:
-        ear.request = None  # type: ignore[assignment,method-assign]
-    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[ear])
+        listener.request = None  # type: ignore[assignment,method-assign]
+    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[listener])
     limits = {
         f"{name}{is_spent}": RateLimit("1/minute" if is_spent else "1000/minute", name=f"{name}{is_spent}")
         for name in "abc"
@@ -271,11 +271,11 @@ async def test_the_answer_and_the_event_tell_of_the_last_decision(
 
     app = RateLimitMiddleware(starlette(endpoint), limiter=limiter)
     await call(app)
-    ear.events.clear()
+    listener.events.clear()
     answer = await call(app)
     name, is_refused = asked[-1][0], asked[-1][1]
-    refused = [event.details["rule"] for event in ear.events if event.kind == "refused"]
-    exceeded = [event.details["rule"] for event in ear.events if event.kind == "exceeded"]
+    refused = [event.details["rule"] for event in listener.events if event.kind == "refused"]
+    exceeded = [event.details["rule"] for event in listener.events if event.kind == "exceeded"]
     assert refused == exceeded == ([f"{name}True"] if is_refused else [])
     assert ("retry-after" in answer.headers) == is_refused
     assert ("cache-control" in answer.headers) == is_refused

@@ -243,9 +243,9 @@ PAUSES = st.lists(st.sampled_from([1, 10, 30, 60]), max_size=4)
 @given(st.sampled_from(WAYS), st.sampled_from(NAMING), st.lists(PAUSES, max_size=8))
 async def test_a_refused_request_that_asks_again_is_decided_again(at: str, options: Any, requests: Any) -> None:
     """Also `beside` a middleware that it passed before, which has returned, and so is above nothing any more."""
-    clock, spent, ear = FakeClock(), list[int](), Listener()
+    clock, spent, listener = FakeClock(), list[int](), Listener()
     aside = RateLimitMiddleware(lambda *given: asyncio.sleep(0), limits="1000/minute", limiter=Limiter())
-    limiter = Limiter(MemoryStore(clock=clock), observers=[ear])
+    limiter = Limiter(MemoryStore(clock=clock), observers=[listener])
     if at == "rule":
         within: Any = RateLimitMiddleware(starlette(page), rules=[Rule("*", **options)], limiter=limiter)
     else:
@@ -272,12 +272,12 @@ async def test_a_refused_request_that_asks_again_is_decided_again(at: str, optio
     for request in requests:
         pauses[:] = request
         answer = await call(app)
-        assert ear.outcomes[-1].allowed is (answer.status == 200)
+        assert listener.outcomes[-1].allowed is (answer.status == 200)
         shown = answer.headers["ratelimit-policy"].split(", ")
         assert len(shown) == 2, "an earlier refusal is not shown beside the decision that follows it"
 
 
-# -- what observers hear of a request: its outcome, once, when its last byte is out, and one event if it is refused ----
+# -- what observers get of a request: its outcome, once, when its last byte is out, and one event if it is refused ----
 
 
 ENDS: Final = {
@@ -299,23 +299,23 @@ ENDS: Final = {
     "accept gone": "accept 1 [success] end 0",
     "close": "close [success] 0 end 0",
 }
-"""What comes to the server, the outcome in brackets where observers hear of it, and the permits held behind each."""
+"""What comes to the server, the outcome in brackets where observers get it, and the permits held behind each."""
 
 
 async def ends(words: list[str]) -> str:
     """Return what comes to the server and, beside an observer that fails, the outcome; and permits behind each send."""
-    store, told = MemoryStore(), list[str]()
+    store, reported = MemoryStore(), list[str]()
 
     class Failing(Listener):
         def request(self, outcome: Outcome, /) -> None:
-            told.append(f"[{end_of(outcome)}]")
+            reported.append(f"[{end_of(outcome)}]")
             raise RuntimeError("no")
 
     limiter = Limiter(store)
     await limiter.hit(PEER, "1/hour", rule="tight")
-    ear, brief = Listener(), Listener()
+    listener, brief = Listener(), Listener()
     brief.takes_passed = True
-    for observer in (Failing(), ear, brief):
+    for observer in (Failing(), listener, brief):
         limiter.observe(observer)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -329,10 +329,10 @@ async def ends(words: list[str]) -> str:
             if isinstance(MESSAGES[word], BaseException):
                 raise MESSAGES[word]
             await send(MESSAGES[word])
-            told.append(str(store.permits_held()))
+            reported.append(str(store.permits_held()))
 
     async def send(message: Message) -> None:
-        told.append(message["type"].rpartition(".")[2])
+        reported.append(message["type"].rpartition(".")[2])
 
     middleware = RateLimitMiddleware(app, rules=[Rule("*", "5/day", concurrency=1)], limiter=limiter)
     error: BaseException | None = None
@@ -341,11 +341,11 @@ async def ends(words: list[str]) -> str:
         await middleware(scope_of(type=kind), anyio.sleep_forever, send)
     except (Exception, CancelledError) as raised:
         error = raised
-    (outcome,), (decision, *more) = ear.outcomes, ear.outcomes[0].decisions
+    (outcome,), (decision, *more) = listener.outcomes, listener.outcomes[0].decisions
     passed = outcome.client, decision.checks, outcome.route, outcome.duration_us
     is_ordinary = end_of(outcome) == "success" and error is None and not more
     assert brief.outcomes in ([[passed]] if is_ordinary else [[outcome], [passed]])
-    return " ".join([*told, f"end {store.permits_held()}"])
+    return " ".join([*reported, f"end {store.permits_held()}"])
 
 
 @pytest.mark.parametrize("words", ENDS)
@@ -374,7 +374,7 @@ async def test_at_the_reset_of_the_older_fields_everything_spent_has_left(limits
     assert int(answer.headers["x-ratelimit-remaining"]) == int(answer.headers["x-ratelimit-limit"]) - 1
 
 
-# -- whoever is refused is told when it is let in again ----------------------------------------------------------------
+# -- a refused client learns when it is let in again ------------------------------------------------------------------
 
 
 DENIAL = {"websocket.http.response": {}}
@@ -431,5 +431,5 @@ async def test_a_limits_refusal_says_when_the_client_is_let_in_again_also_if_its
     (refused,) = [event for event in events if event.kind == "refused"]
     assert refused.details["retry_after_s"] == retry_s
     assert not await played(retry_s - 1)
-    if refused.details["reason"] == "limited":  # a banned client is told of the ban alone
+    if refused.details["reason"] == "limited":  # a banned client learns of the ban alone
         assert await played(retry_s)

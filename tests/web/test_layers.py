@@ -82,13 +82,13 @@ async def test_of_the_refusals_of_a_websocket_the_one_that_ends_it_is_an_event(i
             await websocket.accept()
         await websocket.close()
 
-    ear = RecordingObserver()
-    limiter = Limiter(observers=[ear])
+    observer = RecordingObserver()
+    limiter = Limiter(observers=[observer])
     app = RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/ws", chat)]), limiter=limiter)
     codes = [(await chats(app))[1][-1] for _ in range(3)]
     assert codes == ([1000, 1013, 1013] if is_accepted else [1000] * 3)
-    told = [event.details["rule"] for event in ear.events if event.kind == "refused"]
-    assert told == ["third"] * 2 * is_accepted
+    refused = [event.details["rule"] for event in observer.events if event.kind == "refused"]
+    assert refused == ["third"] * 2 * is_accepted
 
 
 async def test_what_an_endpoint_asks_again_is_one_question_counts_its_status_once_and_keeps_nothing(

@@ -1,8 +1,8 @@
 """Middlewares around each other and limits at an endpoint decide, count and tell as the model does, in every worker.
 
-`Model` is the middleware in plain words: which rules count a request, what each window has counted, and what is told of
-it. It knows middlewares around each other, limits at an endpoint, functions of the user's that may fail, overrides, and
-workers that share a store. It knows no time but whole days: a window is full until it is over.
+`Model` is the middleware in plain words: which rules count a request, what each window has counted, and what is
+reported of it. It knows middlewares around each other, limits at an endpoint, functions of the user's that may fail,
+overrides, and workers that share a store. It knows no time but whole days: a window is full until it is over.
 """
 
 import asyncio
@@ -268,7 +268,7 @@ class Passed:
 
 @dataclass
 class Expected:
-    """What becomes of a request, and what observers hear and the log says of it."""
+    """What becomes of a request, and what observers get and the log says of it."""
 
     status: int = 0
     refused_by: set[str] = field(default_factory=set)
@@ -278,9 +278,9 @@ class Expected:
     """Name, amount, window and what is left, of each middleware, the innermost first."""
     events: list[tuple[str, str, str]] = field(default_factory=list)
     limiters: set[int] = field(default_factory=set)
-    """Those whose observers hear of it once: of each middleware that it has come to."""
+    """Those whose observers get its outcome, once: of each middleware that it has come to."""
     exempt: dict[int, int] = field(default_factory=dict)
-    """Those of them whose outermost middleware exempts it, with its depth: they hear of it if it is counted anyway."""
+    """Those of them whose outermost middleware exempts it, with its depth: they get it if it is counted anyway."""
     failed: set[tuple[object, ...]] = field(default_factory=set)
 
 
@@ -568,8 +568,8 @@ class Middleware(RuleBasedStateMachine):
         assert named == expected or named.total() >= MOST_NAMED, "a middleware names the tightest of many limits"
 
     def check_events(self, foreseen: Expected) -> None:
-        told = [(event.kind, event.details) for event in self.listener.events]
-        emitted = [(kind, details.get("rule", details.get("policy")), details["key"]) for kind, details in told]
+        events = [(event.kind, event.details) for event in self.listener.events]
+        emitted = [(kind, details.get("rule", details.get("policy")), details["key"]) for kind, details in events]
         assert [one for one in emitted if one[0] != "refused"] == foreseen.events
         refused = [name for kind, name, _ in emitted if kind == "refused"]
         assert len(refused) == bool(foreseen.refused_by)

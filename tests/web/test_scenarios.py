@@ -85,16 +85,16 @@ async def played(scenario: Scenario, virtual: VirtualTime, directory: Path) -> l
 def shown(answers: Answers) -> str:
     """Return the answers to a line, each behind what gives it: as few of the choices as the answer depends on."""
     groups = range(len(next(iter(answers))))
-    for told in chain.from_iterable(combinations(groups, size) for size in range(len(groups) + 1)):
+    for named in chain.from_iterable(combinations(groups, size) for size in range(len(groups) + 1)):
         of_choice: dict[str, set[str]] = {}
         for choice, answer in answers.items():
-            of_choice.setdefault(" + ".join(choice[group] for group in told), set()).add(answer)
+            of_choice.setdefault(" + ".join(choice[group] for group in named), set()).add(answer)
         if all(len(given) == 1 for given in of_choice.values()):
             break
     choices: dict[str, list[str]] = {}
     for choice, (answer,) in of_choice.items():
         choices.setdefault(answer, []).append(choice)
-    return "\n".join(f"{' | '.join(at)}: {answer}" if told else answer for answer, at in choices.items())
+    return "\n".join(f"{' | '.join(at)}: {answer}" if named else answer for answer, at in choices.items())
 
 
 @pytest.mark.parametrize("scenario", [*scenarios()], ids=lambda one: f"{one.path.stem}:{one.first_line}")

@@ -64,7 +64,7 @@ def builds(app: Any) -> None:
 
 
 def instruments(app: Any) -> None:
-    """Build the stack anew around the middlewares of now, and an outer one, as agents do."""
+    """Build the stack again around the current middlewares, and an outer one, as agents do."""
     original = app.build_middleware_stack
     app.build_middleware_stack = lambda: Outer(original())
     app.middleware_stack = app.build_middleware_stack()
