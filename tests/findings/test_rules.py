@@ -407,9 +407,6 @@ async def test_a_limit_in_front_of_the_dependency_that_sets_the_user_is_reported
     ] * is_late
 
 
-# -- a middleware that is built for each route -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("limiter", [None, Limiter()])
 @pytest.mark.parametrize("of_rule", [{}, {"name": "api"}])
 @pytest.mark.parametrize("more", [{}, {"default_limits": "9/minute"}, {"name": "site"}])

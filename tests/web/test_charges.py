@@ -267,9 +267,6 @@ async def test_a_stream_settles_around_its_response_but_a_generator_only_if_it_h
     assert (await spent(limiter))["tokens"] == (100 if reads in unsettled else 7)
 
 
-# -- several rules in one call -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("work", ["settle both ways", "settle more", "settle less", "charge"])
 @pytest.mark.parametrize("kind", [AT_REDIS])
 async def test_what_is_charged_and_refunded_together_is_one_call_of_redis(url: str, work: str, server: Any) -> None:
@@ -287,9 +284,6 @@ async def test_what_is_charged_and_refunded_together_is_one_call_of_redis(url: s
             assert await spent(limiter) == expected
             await limiter.reset(PEER)
     assert min(calls) == 1
-
-
-# -- a server that ends ------------------------------------------------------------------------------------------------
 
 
 STREAMS = """

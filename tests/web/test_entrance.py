@@ -233,9 +233,6 @@ async def test_something_inside_that_finds_another_address_is_found_once(
     assert [finding.code for finding in app.findings].count("SG104") == is_found
 
 
-# -- what the answer and the events say of several decisions -----------------------------------------------------------
-
-
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=4),

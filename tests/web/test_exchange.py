@@ -354,9 +354,6 @@ async def test_a_request_has_one_outcome_behind_its_last_byte_and_until_then_its
     assert await ends(words.removeprefix("nothing").split()) == ENDS[words]
 
 
-# -- the fields of an answer -------------------------------------------------------------------------------------------
-
-
 @given(
     st.sampled_from(["5/2s", "5/1500ms", "7/2s @2", Quota("5/day")]),
     st.lists(st.integers(1, 900_000), min_size=1, max_size=5),

@@ -127,9 +127,6 @@ async def test_what_an_endpoint_asks_again_is_one_question_counts_its_status_onc
     assert kept[0] < 10
 
 
-# -- forks -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_that_is_forked_while_a_ban_is_stored_refuses_the_client() -> None:
     store: Any = MemoryStore()

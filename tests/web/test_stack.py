@@ -29,9 +29,6 @@ def write(limits: str, path: str = "slidegate.toml") -> None:
     Path(path).write_text(f'limits = "{limits}"\n', "utf-8")
 
 
-# -- agents ------------------------------------------------------------------------------------------------------------
-
-
 SENTRY = """
 import sentry_sdk
 sentry_sdk.init("http://key@127.0.0.1:9/1", traces_sample_rate=1.0, transport=lambda envelope: None)

@@ -374,9 +374,6 @@ async def test_the_bound_holds_over_all_ends_on_a_shared_store(url: str, times: 
         assert {rule for rule, most in app.most.items() if most == AMOUNTS[rule]}, "something was full"
 
 
-# -- one case each -----------------------------------------------------------------------------------------------------
-
-
 def test_permits_come_back_under_trio_too() -> None:
     store, seen = MemoryStore(), list[int]()
 
