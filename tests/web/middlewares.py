@@ -178,23 +178,15 @@ class SocketClient:
     """A client that has sent some messages in advance, and keeps what comes back.
 
     Whichever side closes, the application gets a disconnect, as behind every server.
-
-    Attributes:
-        came: What the server has sent.
-        coming: What the application has not received yet.
     """
 
     def __init__(
         self, *sent: Message, address: str = PEER, strict: bool = False, gone: bool = False, **more: object
     ) -> None:
-        """Make a client.
+        """Make a client that sends these messages after its handshake, and has gone by the time of a close, or not.
 
-        Args:
-            sent: What it sends after its handshake.
-            address: Its address.
-            strict: Whether the server sends no close code but 1000 and those of applications, as daphne does.
-            gone: Whether it has gone by the time of a close.
-            more: What else is in its scope, such as a method, as NGINX Unit named it.
+        A strict server sends no close code but 1000 and those of applications, as daphne does. More may be in the
+        scope, such as a method, as NGINX Unit named it.
         """
         self.scope = scope_of("/", type="websocket", client=(address, 1)) | more
         self.strict, self.gone = strict, gone

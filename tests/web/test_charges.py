@@ -89,17 +89,7 @@ async def spent(limiter: Limiter) -> dict[str, Any]:
 
 
 class Site:
-    """A limited application whose endpoint works at its end.
-
-    Args:
-        limiter: Its limiter.
-        work: What it does before it ends.
-        waits: Whether it waits for its end before, as a stream does.
-
-    Attributes:
-        reached: Set when the endpoint runs.
-        done: What has become of it.
-    """
+    """A limited application whose endpoint works at its end, for which it `waits` first, as a stream does."""
 
     def __init__(self, limiter: Limiter, work: Work, *, waits: bool) -> None:
         self.limiter, self._work, self._waits = limiter, work, waits

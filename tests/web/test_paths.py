@@ -150,19 +150,12 @@ ODD_FLOATS = ["-1.5E_+0", "+_inf"]
 
 @dataclass(frozen=True)
 class Location:
-    """Where something of a tree stands, such as a handler.
-
-    Attributes:
-        path: The whole path.
-        inner: The path below a mount that has a middleware.
-        is_mounted: Whether its application is mounted in another one.
-        reads_apart: Whether a mounted application around it has a root path of its own, and so reads another path.
-    """
+    """Where something of a tree stands, such as a handler."""
 
     path: str = ""
-    inner: str | None = None
+    inner: str | None = None  # the path below a mount that has a middleware
     is_mounted: bool = False
-    reads_apart: bool = False
+    reads_apart: bool = False  # a mounted application around it has a root path of its own, and so reads another path
 
     def below(self, path: str) -> "Location":
         return replace(self, path=self.path + path, inner=None if self.inner is None else self.inner + path)
@@ -172,24 +165,18 @@ class Location:
 class Tree:
     """A random application; it notes who served the last request, and the values of its parameters.
 
-    Attributes:
-        roots: Whether applications in it may have a root path of their own.
-        mixed: Whether a segment may hold something beside a parameter.
-        dots: Whether spellings name the directory of the files behind two dots.
-        handlers: The places of the handlers by their names.
-        endpoints: The functions and classes of handlers by their names.
-        shared: The handlers that are one function with a limit of its own.
+    Handlers and their functions or classes are by their names.
     """
 
     random: Random
     files: Path
-    roots: bool = True
-    mixed: bool = False
-    dots: bool = False
+    roots: bool = True  # applications in it may have a root path of their own
+    mixed: bool = False  # a segment may hold something beside a parameter
+    dots: bool = False  # spellings name the directory of the files behind two dots
     handlers: dict[str, Location] = field(default_factory=dict)
     endpoints: dict[str, Any] = field(default_factory=dict)
     served: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    shared: set[str] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)  # the handlers that are one function with a limit of its own
     app: Any = None
     numbers: Iterator[int] = field(default_factory=count)
 
@@ -457,19 +444,13 @@ def exactly(written: str, text: str) -> bool:
 
 @dataclass
 class Judge:
-    """Sends requests to a tree of routes, and looks for those that are counted otherwise than its routers say.
-
-    Attributes:
-        ran: How often handlers ran.
-        wrong: What else was not counted, or not as it should be.
-        routes: What the default limits count as the route of each handler.
-    """
+    """Sends requests to a tree of routes, and looks for those that are counted otherwise than its routers say."""
 
     tree: Tree
     exemptions: int
     ran: int = 0
     wrong: list[str] = field(default_factory=list)
-    routes: dict[str, str] = field(default_factory=dict)
+    routes: dict[str, str] = field(default_factory=dict)  # what the default limits count as that of each handler
 
     def __post_init__(self) -> None:
         tree, random = self.tree, self.tree.random
