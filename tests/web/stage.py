@@ -12,7 +12,6 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > application RateLimit("1/hour")         what the whole application inside depends on, and its options
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
     > GET /{./*3000}a method={x*9}          a path, or a method, that repeats a text so many times
-    > GET /a client=none server=unix        one whose server listens on a socket of Unix
     > GET /a user=ann with='{"user": 7}'      one with a user, or what else is in its scope; what is ... is not there
     > GET /a leaves=1                         one whose client leaves when so many messages have come
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule, or {"api": 5, "all": 3};
@@ -421,8 +420,6 @@ class Stage:
         more: dict[str, Any] = {name: given.pop(name) for name in ("root_path",) if name in given}
         more |= {"query_string": query.encode(), "leaves_after": int(given.pop("leaves", 9))}
         more |= eval(given.pop("with", "{}"), self.names)
-        if given.pop("server", "") == "unix":
-            more["server"] = ("/run/app.sock", None)
         if "user" in given:
             more["state"] = {"user": given.pop("user")}
         for name in filter(str.islower, given):  # fields begin with a capital: a misspelt option would be one of them

@@ -31,10 +31,8 @@ from ..skips import needs_lmdb
 from ..virtual_time import turns
 
 BOUND_S = 60
-STORES = ["memory", "lmdb", AT_REDIS]
 LIMITS: dict[str, Any] = {"tokens": "1000/hour", "cents": Quota("1000/day")}
 RULES = [Rule("*", LIMITS["tokens"], cost=100, name="tokens"), Rule("*", LIMITS["cents"], cost=100, name="cents")]
-BANS = BanPolicy(after="2/hour")
 
 Work: TypeAlias = Callable[[Limiter, Request], Awaitable[Any]]
 
@@ -95,7 +93,7 @@ class Site:
         self.limiter, self._work, self._waits = limiter, work, waits
         self.reached = anyio.Event()
         self.done: list[str] = []
-        self._app = RateLimitMiddleware(self._endpoint, limiter=limiter, rules=RULES, bans=BANS)
+        self._app = RateLimitMiddleware(self._endpoint, limiter=limiter, rules=RULES, bans=BanPolicy("2/hour"))
 
     async def _endpoint(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.reached.set()
@@ -155,7 +153,7 @@ ENDS = [by_a_scope, by_its_task, by_a_deadline]
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("work", WORKS)
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 async def test_what_is_begun_at_the_end_of_a_request_is_carried_out(end: Any, work: str, url: str) -> None:
     do, expected = WORKS[work]
     async with asyncio.timeout(BOUND_S), Limiter.from_url(url, deadline="30s") as limiter:

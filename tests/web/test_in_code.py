@@ -148,12 +148,9 @@ async def test_who_waits_ends_under_the_limits_that_it_came_to_and_who_comes_the
 # -- middlewares of routes ---------------------------------------------------------------------------------------------
 
 
-def alone(**options: Any) -> list[Middleware]:
-    return [Middleware(RateLimitMiddleware, **options)]
-
-
 async def test_middlewares_of_routes_are_no_middleware_that_is_built_again(stage: Stage) -> None:
-    routes = [Route(path, page, middleware=alone(limits="9/minute")) for path in ("/a", "/b", "/c")]
+    limited = [Middleware(RateLimitMiddleware, limits="9/minute")]
+    routes = [Route(path, page, middleware=limited) for path in ("/a", "/b", "/c")]
     assert await answers(stage, Starlette(routes=routes), "GET /a", "GET /b", "GET /c") == ["200"] * 3
     made = [layer for route in routes for layer in layers(route.app) if isinstance(layer, RateLimitMiddleware)]
     assert [one.findings for one in made] == [[], [], []]
@@ -210,11 +207,10 @@ async def test_only_the_parameter_that_a_rule_counts_by_is_converted(stage: Stag
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
-FAIR = 'rule "/", concurrency=2, key=everyone, wait="30s", fair=header("X-Tenant"), name="held"'
-
 
 async def test_a_permit_released_elsewhere_goes_to_the_tenant_that_holds_the_fewest(stage: Stage) -> None:
-    await stage.play("site remote=True", FAIR, "slow")
+    rule = 'rule "/", concurrency=2, key=everyone, wait="30s", fair=header("X-Tenant"), name="held"'
+    await stage.play("site remote=True", rule, "slow")
     limiter = Limiter(stage.remote.inner)
     elsewhere = await hit_all(limiter, [(Bucket("held", (Concurrency(2),)), "everyone", 1)])
     await stage.play("stalls", "come GET / X-Tenant=big")

@@ -367,13 +367,13 @@ async def test_a_client_is_its_address_however_a_server_reads_the_header(server:
 # -- requests for which the server names no peer -----------------------------------------------------------------------
 
 
-ON_A_PORT = ("app.test", 443)
-ON_A_SOCKET = ("/run/app.sock", None)
 LISTED, ALLOWED, STRANGER = "192.0.2.7", "192.0.2.8", "198.51.100.9"
 AMOUNT = 2
 
 CLIENTS = st.sampled_from([None, LISTED, ALLOWED, STRANGER])
-SERVERS = st.sampled_from([None, ON_A_SOCKET, ON_A_PORT, ["::1", 8000], ("192.0.2.1", "8000"), ("", 0)])
+SERVERS = st.sampled_from(
+    [None, ("/run/app.sock", None), ("app.test", 443), ["::1", 8000], ("192.0.2.1", "8000"), ("", 0)]
+)
 SCOPES = st.tuples(CLIENTS, SERVERS, st.booleans(), CLIENTS)
 OPTIONS = st.fixed_dictionaries(
     {},
