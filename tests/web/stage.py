@@ -24,8 +24,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > mount /v1 /a                            an endpoint of a mounted application; `mount /v1 /a unknown` has no routes
     > socket /a RateLimit("1/hour")           a websocket's endpoint, a class, or a function that depends=[...]; or what
                                               asks=RateLimit(...) for each message, patient=True: also when refused
-    > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes; it stands
-                                              before `site` if that reads it
+    > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes
     > file a.toml                             the middleware of that file, and options in code; `file a.toml store` with
                                               a store of its own
     > env NAME=value                          a variable of the environment, until the scenario ends

@@ -54,24 +54,16 @@ def _chosen(line: str, choice: dict[str, str]) -> str:
 def scenarios() -> Iterator[Scenario]:
     for path in sorted(SCENARIOS.glob("*.txt")):
         lines = path.read_text("utf-8").splitlines(keepends=True)
-        starts = [_start(lines, number) for number, line in enumerate(lines) if BEGINS.match(line)]
+        starts = [number for number, line in enumerate(lines) if BEGINS.match(line)]
         for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
             yield Scenario(path, start + 1, "".join(lines[start:end]))
-
-
-def _start(lines: list[str], number: int) -> int:
-    """Return where a scenario starts: at its first verb, or at the files before it, which its options read."""
-    while number and lines[number - 1].startswith("> write "):
-        number -= 1
-    return number
 
 
 async def played(scenario: Scenario, virtual: VirtualTime, directory: Path) -> list[str]:
     """Return the answer to each line of a scenario; where they differ, each behind the places or alternatives of it."""
     found: list[Answers] = [{} for _ in scenario.lines]
     for chosen, lines in scenario.variants:
-        begins = next(line for line in lines.values() if not line.startswith("write "))
-        for position in POSITIONS[begins.partition(" ")[0]]:
+        for position in POSITIONS[lines[scenario.first_line].partition(" ")[0]]:
             async with Stage(virtual, directory, position) as stage:
                 for (number, line), answers in zip(lines.items(), found, strict=True):
                     try:
