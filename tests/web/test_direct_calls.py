@@ -87,7 +87,7 @@ class Page:
 
 
 @pytest.mark.parametrize(("endpoint", "shown"), [(page, "function page"), (partial(page), "partial"), (Page(), "Page")])
-async def test_that_nothing_is_counted_is_told_once(
+async def test_that_nothing_is_counted_is_logged_once(
     endpoint: Callable[[], Awaitable[None]], shown: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     page = RateLimit("1/hour")(endpoint)

@@ -188,7 +188,7 @@ async def test_a_request_is_freed_without_the_garbage_collector(options: dict[st
 
 
 @pytest.mark.parametrize("limit", ["5/hour", "1/hour"])
-async def test_who_goes_on_after_the_call_finds_the_client_gone_and_still_the_decision(limit: str) -> None:
+async def test_a_task_that_goes_on_after_the_call_finds_the_client_gone_and_still_the_decision(limit: str) -> None:
     kept: list[Any] = []
 
     async def page(scope: Scope, receive: Receive, send: Send) -> None:
@@ -208,7 +208,7 @@ async def test_who_goes_on_after_the_call_finds_the_client_gone_and_still_the_de
     assert decision.remaining == max(0, int(limit[0]) - 2)
 
 
-async def test_a_websocket_is_closed_to_who_goes_on_after_the_call() -> None:
+async def test_a_websocket_is_closed_to_a_task_that_goes_on_after_the_call() -> None:
     kept: list[Any] = []
 
     async def talk(scope: Scope, receive: Receive, send: Send) -> None:

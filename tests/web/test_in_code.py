@@ -136,7 +136,7 @@ async def test_routes_are_compared_with_a_changed_file_before_it_is_in_force_and
     assert said.startswith("SG123: path '/after' of rule '/after' matches no route")
 
 
-async def test_who_waits_ends_under_the_limits_that_it_came_to_and_who_comes_then_queues_behind(stage: Stage) -> None:
+async def test_a_request_that_waits_ends_under_the_limits_it_came_to_and_later_ones_queue_behind(stage: Stage) -> None:
     rule = "write a.toml '[[rules]]' 'path = \"*\"' 'limits = \"{}/10s\"' 'wait = \"20s\"' 'name = \"api\"'"
     await stage.play(rule.format(1), "file a.toml", "come GET / times=2", rule.format(3), "look", "come GET /")
     await asyncio.gather(*stage.tasks)
