@@ -20,9 +20,20 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Route
 
-from slidegate import BanPolicy, Limiter, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    combine,
+    everyone,
+    header,
+    user,
+)
 from slidegate.findings.routes import about_order
-from slidegate.web.keys import combine, everyone, header, user
 
 from ..asgi import call, hello, page
 

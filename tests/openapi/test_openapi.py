@@ -19,12 +19,22 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount
 
 from examples.demo.app import make_app
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+    header,
+    rate_limit_exceeded,
+)
 from slidegate.core import ConfigurationError
 from slidegate.openapi import document_limits
 from slidegate.testing import FakeClock
-from slidegate.web.endpoints import rate_limit_exceeded
-from slidegate.web.keys import everyone, header
 
 from ..asgi import Answer, call
 

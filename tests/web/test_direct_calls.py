@@ -15,8 +15,19 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from slidegate import BanPolicy, RateLimit, RateLimitMiddleware, Rule, charge, client_key, decision_of, settle, strike
-from slidegate.core import ConfigurationError, Reason
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    charge,
+    client_key,
+    decision_of,
+    settle,
+    strike,
+)
+from slidegate.core import Reason
 from slidegate.testing import limits_off, reset_limits
 
 from ..asgi import PEER, scope_of

@@ -12,12 +12,26 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitExceeded, RateLimitMiddleware, strike
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    client_ip,
+    client_key,
+    combine,
+    cookie,
+    header,
+    query,
+    rate_limit_exceeded,
+    strike,
+    user,
+)
 from slidegate.testing import FakeClock
-from slidegate.web.client_ip import ClientAddress, client_ip
-from slidegate.web.clients import client_key
-from slidegate.web.endpoints import rate_limit_exceeded
-from slidegate.web.keys import Combined, Key, combine, cookie, header, query, user
+from slidegate.web.client_ip import ClientAddress
+from slidegate.web.keys import Combined, Key
 
 from ..asgi import PEER, call, scope_of, send_scope
 from .middlewares import Listener, starlette

@@ -25,13 +25,23 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Quota, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    MessageLimits,
+    Quota,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Rule,
+    charge,
+    decision_of,
+)
 from slidegate.events import Outcome
 from slidegate.networks.lists import Networks
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.charges import charge, decision_of
 from slidegate.web.keys import everyone, header
-from slidegate.web.websockets import MessageLimits
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
 from .middlewares import FORMS, Listener, SocketClient, greet, starlette

@@ -27,8 +27,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule
-from slidegate.core import ConfigurationError
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+)
 from slidegate.networks.mcp import mcp_tool
 from slidegate.networks.operators import Network, NetworkFile, network
 from slidegate.testing import FakeClock

@@ -12,8 +12,17 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule
-from slidegate.core import Decision
+from slidegate import (
+    BanPolicy,
+    Decision,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Rule,
+)
 from slidegate.testing import RecordingObserver
 
 from ..asgi import PEER, Answer, call, hello, scope_of, send_scope, statuses

@@ -8,10 +8,20 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
-from slidegate import BanPolicy, Limiter, MessageLimits, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MessageLimits,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    header,
+    user,
+)
 from slidegate.limiter.workers import RULES, WORKERS
 from slidegate.testing import FakeClock
-from slidegate.web.keys import header, user
 
 from ..asgi import PEER, hello, page, statuses
 from ..ops.shared_rows import SharedRows, limiter_on
