@@ -91,6 +91,9 @@ def matching(rule: Rule, kind: str, method: str, path: str) -> bool:
 @example([("*", "conditional", None, None), ("/a", "exempt", None, None)])
 @example([("/{x}", "final", None, None), ("*", "limit", None, None)])
 @example([("/a/{x}", "final", None, None), ("/a/{rest:path}", "limit", None, None)])
+@example([("*", "final", None, None), ("/a", "shadow", None, None)])
+@example([("*", "final", None, None), ("/a", "exempt", None, None)])
+@example([("*", "limit", None, None), ("/a", "exempt", ["POST"], None)])
 @example([("*", "limit", None, "websocket"), ("*", "exempt", None, "http"), ("*", "exempt", None, None)])
 def test_rules_that_decide_nothing_are_reported_and_no_others(drawn: list[tuple[Any, ...]]) -> None:
     rules = ruled(drawn)
