@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
+from unittest.mock import Mock
 
 import lmdb.verify
 import pytest
@@ -51,16 +52,14 @@ from .processes import (
 
 @pytest.fixture
 def store_path(tmp_path: Path) -> Path:
-    """Return an environment with one hit, a ban, and a ban that was taken back."""
-    path = tmp_path / "store"
-    store = LmdbStore(path, **SMALL)
+    """Return an environment with one hit, two bans, and a ban that was taken back."""
+    store = LmdbStore(tmp_path / "store", **SMALL)
     store.hit(CHECKS)
-    for key in ("user:eve", "192.0.2.0/24"):
+    for key in ("user:eve", "192.0.2.0/24", "user:bob"):
         store.bans.ban(key, HOUR_US, "by request", "ann")
-    store.bans.ban("user:bob", None, "by request", "ann")
     store.bans.unban("user:bob", "ann")
     store.close()
-    return path
+    return tmp_path / "store"
 
 
 def test_who_reads_while_files_are_closed_is_answered_or_gets_an_error_of_the_store(store: Any) -> None:
@@ -110,15 +109,12 @@ def taken(path: Path) -> int:
     return counts_file(path).stat().st_blocks * 512
 
 
-def no_space(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
+NO_SPACE = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 ON_A_DISK = pytest.mark.skipif(not takes_space(Path(tempfile.gettempdir())), reason="files are on no disk here")
 
 
 @ON_A_DISK
-def test_a_file_takes_its_whole_space_when_it_is_made_and_never_again(
+def test_a_file_takes_all_its_space_when_it_is_made_and_only_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = python("print(LmdbStore(path).hit(((asked, 'ann', 1),)).remaining)", tmp_path / "default")
@@ -127,18 +123,18 @@ def test_a_file_takes_its_whole_space_when_it_is_made_and_never_again(
     assert taken(tmp_path / "store") >= 2 * MIB
     LmdbStore(tmp_path / "store", max_map_size=3 * MIB).close()
     assert taken(tmp_path / "store") >= 3 * MIB
-    monkeypatch.setattr(os, "posix_fallocate", no_space)  # XFS wants the room of a whole file once more
+    monkeypatch.setattr(os, "posix_fallocate", NO_SPACE)  # XFS wants the room of a whole file once more
     LmdbStore(tmp_path / "store", max_map_size=3 * MIB).close()
 
 
 @ON_A_DISK
-def test_with_too_little_space_there_is_no_file_or_one_that_stays_as_large_as_it_was(
+def test_a_file_without_space_is_not_made_or_stays_as_large_as_it_was(
     store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = counts_file(store_path).stat().st_size
     says = r"No space left on device: the file has 32 MiB \(max_map_size\); free some space, or choose another path"
     with monkeypatch.context() as patched:
-        patched.setattr(os, "posix_fallocate", no_space)
+        patched.setattr(os, "posix_fallocate", NO_SPACE)
         for name in ("store", "new"):
             with pytest.raises(ConfigurationError, match=says):
                 opened(name, max_map_size=32 * MIB)
@@ -148,7 +144,9 @@ def test_with_too_little_space_there_is_no_file_or_one_that_stays_as_large_as_it
     assert opened("new").hit(CHECKS).remaining == 4
 
 
-IN_LITTLE_MEMORY = """
+@pytest.mark.all
+def test_where_files_are_in_memory_the_file_is_sparse_and_nobody_is_killed(tmp_path: Path) -> None:
+    code = """
     from pathlib import Path
     told = []
     limiter = Limiter(LmdbStore(path), deadline="60s", on_error="allow", observers=[told.append])
@@ -157,13 +155,9 @@ IN_LITTLE_MEMORY = """
     reasons = {limiter.sync.hit(f"user:{number:>050}", "5/hour").reason.value for number in range(20_000)}
     assert reasons == {"ok", "unavailable"}, reasons
     print({event.kind for event in told} - {"map_full", "store_late", "store_failed", "store_error"})
-"""
-
-
-@pytest.mark.all
-def test_where_files_are_in_memory_the_file_is_sparse_and_nobody_is_killed(tmp_path: Path) -> None:
+    """
     mount = mounted(f"mount -t tmpfs -o size=2m none {shlex.quote(str(tmp_path))}")
-    assert python(IN_LITTLE_MEMORY, tmp_path / "store", before=mount) == "set()\n"
+    assert python(code, tmp_path / "store", before=mount) == "set()\n"
 
 
 @pytest.mark.parametrize("locked", ["counts-*", "gate", "users", "."])
@@ -217,8 +211,7 @@ NAMES = ("gate", "users", "kept.mdb", "counts-*")
 
 def name_in(store_path: Path, pattern: str) -> str:
     """Return the name of our file in a directory, or of the directory itself."""
-    (found,) = [store_path] if pattern == "." else store_path.glob(pattern)
-    return "." if found == store_path else found.name
+    return "." if pattern == "." else next(store_path.glob(pattern)).name
 
 
 STRANGE: dict[str, Callable[[Path], object]] = {
@@ -231,11 +224,11 @@ STRANGE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("what", STRANGE)
 def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(store_path: Path, what: str) -> None:
     refused = []
+    (store_path / "victim").write_bytes(b"precious")
     for number, pattern in enumerate(NAMES):
         path = shutil.copytree(store_path, store_path.with_name(str(number)))
         name = path / name_in(path, pattern)
         name.unlink()
-        (path / "victim").write_bytes(b"precious")
         STRANGE[what](name)
         shown = stat.filemode(name.lstat().st_mode)
         refused += [f"lmdb: {name} is not a regular file ({shown}); remove it, or choose another path"] * 2
@@ -307,14 +300,8 @@ def test_without_room_taken_ahead_the_map_writes_nothing(opened: Opened, monkeyp
 
 @pytest.mark.parametrize("missing", [".", "counts-*", "gate"])
 @pytest.mark.parametrize("made_by", ["the worker", "a tool"])
-def test_missing_files_are_made_again_and_whoever_used_them_says_so(
-    store_path: Path,
-    store: Any,
-    opened: Opened,
-    observer: RecordingObserver,
-    monkeypatch: pytest.MonkeyPatch,
-    missing: str,
-    made_by: str,
+def test_missing_files_are_made_again_and_reported(
+    store_path: Path, store: Any, opened: Opened, observer: RecordingObserver, missing: str, made_by: str
 ) -> None:
     store.bans.ban("198.51.100.0/24", None, "by request", "ann")
     if missing == ".":
@@ -323,17 +310,16 @@ def test_missing_files_are_made_again_and_whoever_used_them_says_so(
         (store_path / name_in(store_path, missing)).unlink()
     if made_by == "a tool":
         in_another_process(store, lambda own: own.close() is None)
-    monkeypatch.setattr(store._env, "_examine_at_s", 0)
+    store._env._examine_at_s = 0
     is_banned = store.hit(CHECKS, ((4, 0xC6336407),)).ban is not None
     assert is_banned == (missing != "."), "kept.mdb has the ban"
     first, second = [store.hit(CHECKS).remaining for _ in range(2)]
     assert (opened().hit(CHECKS).remaining, second) == (first - 2, first - 1)
     assert counts_file(store_path)
-    asked = 1 + (not is_banned)  # since the files are missing
-    begins_anew = first == 5 - asked  # else it has the unit that was spent before
-    assert observer.kinds.count("counts_restarted") == begins_anew
+    is_new = first == 4 - (not is_banned)  # else it has the unit that was spent before
+    assert observer.kinds.count("counts_restarted") == is_new
     if missing != "gate":
-        assert begins_anew
+        assert is_new
         assert f"files in {store_path} were deleted or replaced: windows start again" in observer.events[-1].message
 
 
@@ -344,13 +330,10 @@ def test_files_that_become_unusable_are_an_error(store_path: Path, store: Any, b
     if broken == ".":
         shutil.rmtree(store_path)
         store_path.write_bytes(b"")
-    elif broken == "users":
-        (store_path / broken).unlink()
-        (store_path / broken).mkdir()
     else:
-        counts = counts_file(store_path)
-        counts.unlink()
-        os.mkfifo(counts)
+        file = store_path / name_in(store_path, broken)
+        file.unlink()
+        os.mkfifo(file)
     store._env._examine_at_s = 0
     are_open = []
     for _ in range(3):
@@ -367,10 +350,10 @@ def test_files_that_become_unusable_are_an_error(store_path: Path, store: Any, b
     ("at", "damage"), [(0, bytes(4_096)), (16, b"\xff" * 144), (0, b"noise" * 32), (8_192, b"noise" * 32_000)]
 )
 @pytest.mark.parametrize("ask", ["hit", "peek", "pages"])
-def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
+def test_a_file_that_is_damaged_in_use_is_replaced_with_its_bans(
     store_path: Path, store: Any, observer: RecordingObserver, at: int, damage: bytes, ask: str
 ) -> None:
-    """One of those who use it says so, and each has at most two errors of the store."""
+    """One of those who use it reports that, and each has at most two errors of the store."""
     overwrite(counts_file(store_path), *((page * 4_096 + at, damage) for page in range(2)))
     for question in (ask, ask, "hit", "hit"):
         with suppress(StoreUnavailable):
@@ -383,9 +366,8 @@ def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
 
 
 @pytest.mark.parametrize("in_use", [False, True])
-def test_whatever_page_is_damaged_every_question_is_answered_again_and_no_file_stays_open(
-    store_path: Path, rng: random.Random, in_use: bool
-) -> None:
+def test_whatever_page_is_damaged_all_is_answered_again(store_path: Path, rng: random.Random, in_use: bool) -> None:
+    """And no file stays open."""
     counts = counts_file(store_path)
     whole, questions = counts.read_bytes(), (QUESTIONS | SHARED_QUESTIONS).values()
     for page in range(2, 40):
@@ -406,7 +388,7 @@ def test_whatever_page_is_damaged_every_question_is_answered_again_and_no_file_s
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])
-def test_a_foreign_file_and_one_of_another_gate_are_begun_anew(
+def test_a_foreign_file_and_one_of_another_gate_are_replaced(
     store_path: Path, opened: Opened, observer: RecordingObserver, content: bytes | None
 ) -> None:
     if content is None:
@@ -454,12 +436,12 @@ def test_commands_whose_files_were_replaced_are_not_acknowledged(store_path: Pat
     in_another_process(store, lambda own: len(listed(own)) == 3)
 
 
-@pytest.mark.parametrize("name", ["data.mdb", "data.mdb of layout 2"])
+@pytest.mark.parametrize("layout", [2, None])
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
-def test_files_of_another_program_or_version_are_left_alone(tmp_path: Path, name: str, on_error: Any) -> None:
+def test_files_of_another_program_or_version_are_left_alone(tmp_path: Path, layout: int | None, on_error: Any) -> None:
     """Whatever happens when a store fails: this ends the start, and says how the bans of layout 2 are taken along."""
-    file = tmp_path / name.removesuffix(" of layout 2")
-    if file.name != name:
+    file = tmp_path / "data.mdb"
+    if layout:
         shutil.copy(Path(__file__).parents[1] / "data" / "data.mdb", file)
         refused = r"contains data.mdb of .* an earlier slidegate; .*`limiter.export_bans\(\)` with the"
     else:
@@ -472,7 +454,7 @@ def test_files_of_another_program_or_version_are_left_alone(tmp_path: Path, name
     assert file.read_bytes() == before
 
 
-# -- whoever stands still behind the gate ------------------------------------------------------------------------------
+# -- workers that stand still behind the gate --------------------------------------------------------------------------
 
 
 async def test_a_start_on_a_loop_waits_for_no_stopped_worker(store_path: Path, opened: Opened) -> None:
@@ -508,7 +490,7 @@ def test_a_child_opens_its_killed_parents_gate(store_path: Path, store: Any, mon
 def test_a_child_closes_files_of_its_parent(store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threading.enumerate():
         if thread.name == "slidegate-lmdb":
-            thread.join()  # it has a descriptor for a moment, and whoever made the place has started one
+            thread.join()  # it has a descriptor for a moment, and the store that made the place has started one
     monkeypatch.setattr(kept, "in_background", lambda work: None)
     store = opened()
     store.bans.ban("user:zoe", None, "by request", "ann")
@@ -524,7 +506,7 @@ def test_a_child_closes_files_of_its_parent(store_path: Path, opened: Opened, mo
 
 
 @pytest.mark.parametrize("way", [fork, fork_in_c])
-def test_a_child_stays_before_the_gate_of_its_parent_and_takes_permits_of_its_own(
+def test_a_child_waits_at_the_gate_and_takes_its_own_permits(
     store: Any, monkeypatch: pytest.MonkeyPatch, way: Callable[[], int]
 ) -> None:
     monkeypatch.setattr(gate, "FORK_S", 0.02)

@@ -15,6 +15,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import Mock
 
 import lmdb
 import pytest
@@ -42,10 +43,10 @@ POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
 
 
 class Machine:
-    """A machine that can be started again, and its stores, which tell what happens to them."""
+    """A machine that can be started again, and its stores, which report what happens to them."""
 
-    def __init__(self, path: Path, opened: Opened, observer: RecordingObserver) -> None:
-        self.path, self.opened, self.observer = path, opened, observer
+    def __init__(self, path: Path, opened: Opened, observer: RecordingObserver, patch: pytest.MonkeyPatch) -> None:
+        self.path, self.opened, self.observer, self.patch = path, opened, observer, patch
         self.boot, self.wall, self.stores = "1", FakeClock(10**15), list[Any]()
 
     def store(self, **options: Any) -> Any:
@@ -67,7 +68,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, opened: Opened, observer: RecordingObserver, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    made = Machine(tmp_path / "store", opened, observer)
+    made = Machine(tmp_path / "store", opened, observer, monkeypatch)
     monkeypatch.setattr(counts, "boot_id", lambda: made.boot)
     return made
 
@@ -93,7 +94,7 @@ def test_the_boot_clock_and_boot_id_are_those_of_the_machine(monkeypatch: pytest
     [(("1", "1"), False, 3), (("1", "2"), False, 4), (("", ""), True, 2), (("", ""), False, 4)],
     ids=["of the workers", "a reboot", "without a boot id while somebody lives", "without a boot id"],
 )
-def test_a_restart_keeps_windows_or_begins_them_anew_and_says_so(
+def test_a_restart_keeps_windows_or_starts_new_ones(
     machine: Machine, boots: tuple[str, str], others_live: bool, remaining: int
 ) -> None:
     machine.boot, boot = boots
@@ -103,20 +104,19 @@ def test_a_restart_keeps_windows_or_begins_them_anew_and_says_so(
     with child(lambda: LmdbStore(machine.path, **SMALL).hit(CHECKS)) if others_live else nullcontext():
         store = machine.restart(boot)
         assert store.hit(CHECKS).remaining == remaining
-    begins_anew = remaining == 4
-    assert machine.observer.kinds == ["counts_restarted"] * begins_anew
+    assert machine.observer.kinds == ["counts_restarted"] * (remaining == 4)
     if boot == "2":
         assert "is of an earlier start of the machine" in machine.observer.events[0].message
-    assert [ban.key for ban in listed(store)] == ["user:eve"]
+    assert banned(store) == ["user:eve"]
     assert len(machine.files) == 1
     assert not boot or machine.files == [f"counts-{LAYOUT}-{boot}.mdb"]
 
 
-def test_a_start_waits_until_what_is_kept_is_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_waits_until_what_is_kept_is_read(machine: Machine) -> None:
     read = Kept.read
-    monkeypatch.setattr(gate, "WAIT_S", 0.02)
-    monkeypatch.setattr(Kept, "read", lambda *given: time.sleep(0.2) or read(*given))
-    machine.store().bans.ban("user:ann", None, "by request", "ann")
+    machine.patch.setattr(gate, "WAIT_S", 0.02)
+    machine.patch.setattr(Kept, "read", lambda *given: time.sleep(0.2) or read(*given))
+    ban(machine.store(), "user:ann")
     store = machine.restart("2")
     assert not store.hit(CHECKS, (), 0.01).allowed
     store.close()
@@ -126,9 +126,7 @@ def test_a_start_waits_until_what_is_kept_is_read(machine: Machine, monkeypatch:
         machine.restart("3")
 
 
-def test_a_row_that_changes_while_it_is_copied_is_copied_again(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_changes_while_it_is_copied_is_copied_again(machine: Machine) -> None:
     plan = [(Bucket("plan", [Quota("5/month")]), "user:ann", 1)]
     store, write, more = machine.store(), Kept._write, [plan] * 3
 
@@ -137,16 +135,14 @@ def test_a_row_that_changes_while_it_is_copied_is_copied_again(
         while more:
             store.hit(more.pop())
 
-    monkeypatch.setattr(Kept, "_write", write_and_hit)
+    machine.patch.setattr(Kept, "_write", write_and_hit)
     store.hit(plan)
-    store.bans.ban("user:eve", None, "by request", "ann")
+    ban(store, "user:eve")
     os.unlink(machine.path / machine.files[0])  # without what closing the store would copy
     assert machine.restart("2").hit(plan).remaining == 0
 
 
-def test_a_file_that_is_kept_and_was_damaged_or_cut_off_kills_nobody_and_is_told(
-    machine: Machine, rng: random.Random
-) -> None:
+def test_damage_in_the_file_that_is_kept_kills_nobody_and_is_reported(machine: Machine, rng: random.Random) -> None:
     store = machine.store()
     keys = [f"user:{number}" for number in range(300)]
     ban(store, *keys, "192.0.2.0/24")
@@ -168,8 +164,8 @@ def test_a_file_that_is_kept_and_was_damaged_or_cut_off_kills_nobody_and_is_told
         for file in machine.path.glob("counts-*"):
             file.unlink()
         store = machine.restart(f"damaged{boot}")
-        told = [event.kind for event in machine.observer.events if event.kind == "kept_damaged"]
-        assert told or len(banned(store)) >= len(keys) - 1, "one byte of a row spoils no other"
+        is_reported = "kept_damaged" in machine.observer.kinds
+        assert is_reported or len(banned(store)) >= len(keys) - 1, "one byte of a row spoils no other"
         ban(store, "user:zoe")
         store = machine.restart(f"again{boot}")
         assert "user:zoe" in banned(store)
@@ -193,11 +189,11 @@ def test_who_sees_another_boot_id_joins_those_who_live(machine: Machine) -> None
     assert machine.observer.kinds == []
 
 
-def test_another_layout_is_refused_while_its_workers_live(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_layout_is_refused_while_its_workers_live(machine: Machine) -> None:
     def begin() -> Any:
         counts.LAYOUT = LAYOUT + 1  # type: ignore[misc]
-        own: Any = LmdbStore(machine.path, **SMALL)
-        own.bans.ban("user:eve", None, "by request", "ann")
+        own = LmdbStore(machine.path, **SMALL)
+        ban(own, "user:eve")
         return own
 
     refused = f"is in use with layout {LAYOUT + 1} by another version of slidegate, and this one uses {LAYOUT}; stop"
@@ -207,12 +203,12 @@ def test_another_layout_is_refused_while_its_workers_live(machine: Machine, monk
         with pytest.raises(StoreUnavailable, match=refused):
             machine.store(create=False)
     store = machine.store()
-    assert [ban.key for ban in listed(store)] == ["user:eve"], "what is kept is read"
+    assert banned(store) == ["user:eve"], "what is kept is read"
     assert machine.files == [f"counts-{LAYOUT}-1.mdb"]
     assert machine.observer.kinds == ["counts_restarted"]
 
 
-def test_whoever_only_reads_keeps_nobody_from_beginning_anew(machine: Machine) -> None:
+def test_a_reader_keeps_no_worker_from_starting_again(machine: Machine) -> None:
     machine.store().hit(CHECKS)
     reader = machine.restart("1", create=False)
     assert reader.peek(CHECKS).remaining == 3
@@ -311,27 +307,21 @@ def test_rows_have_named_fields_and_a_version_and_every_later_version_reads_them
     store.reset("user:lee")
     store.hit(CHECKS)
     store.close()
-    start, since = 10**15, {"since_us": 10**15}
+    ends, since = {"until_us": 10**15 + HOUR_US}, {"since_us": 10**15}
     hand = {"reason": "by request", "by": "ann", "level": 0, **since, "until_us": None}
     assert rows_kept(machine) == {
         b"user:eve": {"key": "user:eve", **hand},
         b"192.0.2.0/24\xff": {"key": "192.0.2.0/24", **hand},
-        b"user:bob": {
-            **{"key": "user:bob", "reason": "why", "by": "abuse", "level": 1},
-            **{**since, "until_us": start + HOUR_US},
-        },
-        b"user:bob\xffabuse": {"level": 1, "until_us": start + HOUR_US, "over_us": 1034563600000000},
+        b"user:bob": {"key": "user:bob", "reason": "why", "by": "abuse", "level": 1, **since, **ends},
+        b"user:bob\xffabuse": {"level": 1, **ends, "over_us": 1034563600000000},
         b"user:kim\xff" + bytes.fromhex("64103d7761431d39"): {"spent": 3, "until_us": 1009843200000000},
     }
 
 
 def killed(machine: Machine, act: Callable[[Any], object]) -> None:
     """Do something with a store of a process that is killed where the test has put `exits`."""
-
-    def work(_: int) -> None:
-        act(LmdbStore(machine.path, wall_clock=machine.wall, **SMALL))
-
-    assert outcome(*actor(work))[1] == 9
+    ended = outcome(*actor(lambda _: act(LmdbStore(machine.path, wall_clock=machine.wall, **SMALL))))
+    assert ended[1] == 9
 
 
 def exits(*_: Any, **__: Any) -> Any:
@@ -339,8 +329,8 @@ def exits(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize("at", ["lock", "_write", "unlock", "after _write"])
-def test_a_kill_in_a_copy_loses_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    monkeypatch.setattr(kept, "in_background", lambda work: None)  # nobody else copies meanwhile
+def test_a_kill_in_a_copy_loses_nothing(machine: Machine, at: str) -> None:
+    machine.patch.setattr(kept, "in_background", lambda work: None)  # nobody else copies meanwhile
     store = machine.store()
     ban(store, "user:eve", "user:bob")
 
@@ -366,25 +356,21 @@ def test_what_a_killed_worker_has_not_copied_is_copied_by_another(machine: Machi
         own.hit(((PLAN, "user:kim", 3),))
         os._exit(9)
 
-    if who == "who lives":
-        other = machine.store()
+    living = [machine.store()] if who == "who lives" else []
     killed(machine, act)
-    other = machine.store()
-    if who == "who lives":
+    for other in living:
         other.hit(CHECKS)
+    other = machine.store()
     until(lambda: not unkept(other), "it is copied")
     store = crash(machine, "2")
     assert banned(store) == ["user:eve"]
     assert store.hit(((PLAN, "user:kim", 1),)).remaining == 56
 
 
-def test_a_command_returns_when_it_is_on_the_disk_and_a_request_waits_for_none(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, synced = machine.store(), list[int]()
-    write = Kept._write
-    monkeypatch.setattr(Kept, "_write", lambda own, changes: write(own, changes) or synced.append(len(changes)))
-    monkeypatch.setattr("slidegate.stores.lmdb.kept.in_background", lambda work: None)
+def test_a_command_returns_when_it_is_on_the_disk_and_a_request_waits_for_none(machine: Machine) -> None:
+    store, synced, write = machine.store(), list[int](), Kept._write
+    machine.patch.setattr(Kept, "_write", lambda own, changes: write(own, changes) or synced.append(len(changes)))
+    machine.patch.setattr(kept, "in_background", lambda work: None)
     store.bans.strike(POLICY, "user:bob", 1, "why")
     store.hit(((PLAN, "ann", 1),))
     assert synced == []
@@ -404,12 +390,9 @@ def test_a_command_returns_when_it_is_on_the_disk_and_a_request_waits_for_none(
     assert len(synced) == 5
 
 
-async def test_a_command_on_a_loop_waits_for_the_disk_beside_it(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, may_write = machine.store(), threading.Event()
-    write = Kept._write
-    monkeypatch.setattr(Kept, "_write", lambda own, changes: may_write.wait(60) and write(own, changes))
+async def test_a_command_on_a_loop_waits_for_the_disk_beside_it(machine: Machine) -> None:
+    store, may_write, write = machine.store(), threading.Event(), Kept._write
+    machine.patch.setattr(Kept, "_write", lambda own, changes: may_write.wait(60) and write(own, changes))
     banning = [asyncio.ensure_future(settle(store.bans.ban(key, None, "why", "ann"))) for key in ("user:a", "user:b")]
     for _ in range(20):
         assert (await settle(store.hit(CHECKS))) is not None
@@ -422,13 +405,10 @@ async def test_a_command_on_a_loop_waits_for_the_disk_beside_it(
 
 
 @pytest.mark.parametrize("way", [fork, fork_in_c])
-def test_a_child_that_is_forked_within_a_copy_makes_its_own(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, way: Callable[[], int]
-) -> None:
-    monkeypatch.setattr(gate, "FORK_S", 0.02)
-    monkeypatch.setattr(kept, "in_background", lambda work: None)  # a fork from C beside a busy thread may hang
-    store, is_inside, may_write = machine.store(), threading.Event(), threading.Event()
-    write = Kept._write
+def test_a_child_that_is_forked_within_a_copy_makes_its_own(machine: Machine, way: Callable[[], int]) -> None:
+    machine.patch.setattr(gate, "FORK_S", 0.02)
+    machine.patch.setattr(kept, "in_background", lambda work: None)  # a fork from C beside a busy thread may hang
+    store, is_inside, may_write, write = machine.store(), threading.Event(), threading.Event(), Kept._write
 
     def slowly(own: Kept, changes: Any) -> None:
         with own._opened():
@@ -437,7 +417,7 @@ def test_a_child_that_is_forked_within_a_copy_makes_its_own(
         write(own, changes)
 
     def work(_: int) -> None:
-        monkeypatch.setattr(Kept, "_write", write)
+        machine.patch.setattr(Kept, "_write", write)
         signal.alarm(60)
         assert [store.bans.find((key,)) is not None for key in ("user:eve", "user:zoe")] == [True, False]
         with pytest.raises(StoreTimeout):  # that of the parent is under way
@@ -445,7 +425,7 @@ def test_a_child_that_is_forked_within_a_copy_makes_its_own(
         os.write(_, b"waits")
         store.bans.ban("user:yan", None, "why", "ann")
 
-    monkeypatch.setattr(Kept, "_write", slowly)
+    machine.patch.setattr(Kept, "_write", slowly)
     thread = threading.Thread(target=ban, args=(store, "user:eve"))
     thread.start()
     assert is_inside.wait(60)
@@ -569,24 +549,18 @@ def test_what_was_acknowledged_outlives_restarts(tmp_path: Path, monkeypatch: py
     with_examples(drawn(150, 600), play)
 
 
-def full_disk(*_: Any) -> None:
-    raise lmdb.DiskError("No space left on device")
-
-
-def test_where_the_disk_is_full_quotas_count_and_say_so_and_commands_fail(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_disk_is_full_quotas_count_and_commands_fail(machine: Machine) -> None:
     store, asked = machine.store(), ((PLAN, "ann", 1),)
     assert store.hit(asked).remaining == 59
-    with monkeypatch.context() as patched:
-        patched.setattr(Kept, "_write", full_disk)
+    with machine.patch.context() as patched:
+        patched.setattr(Kept, "_write", Mock(side_effect=lmdb.DiskError("No space left on device")))
         assert [store.hit(asked).remaining for _ in range(5)] == [58, 57, 56, 55, 54]
         for command in (lambda: ban(store, "user:eve"), lambda: store.reset("ann"), store.reset_all):
             with pytest.raises(StoreUnavailable, match=r"kept.mdb: .*No space left"):
                 command()
-        until(lambda: [store.hit(CHECKS)] and "map_full" in machine.observer.kinds, "it is told")
-    (told,) = [event for event in machine.observer.events if event.kind == "map_full"]
-    assert "kept.mdb: No space left on device" in told.message
+        until(lambda: [store.hit(CHECKS)] and "map_full" in machine.observer.kinds, "it is reported")
+    (full,) = [event for event in machine.observer.events if event.kind == "map_full"]
+    assert "kept.mdb: No space left on device" in full.message
     assert store.hit(asked).remaining == 59
     store = machine.restart("2")
     assert store.hit(asked).remaining == 58, "what comes later has all"
@@ -605,12 +579,9 @@ def test_the_bans_of_a_full_file_fit_into_that_after_a_restart(machine: Machine,
     assert store.hit(CHECKS).remaining == 4
 
 
-FURTHER = {"later": {"é": [1, None]}, "scope": "all"}
-
-
 def test_what_a_later_version_adds_to_rows_is_kept(machine: Machine) -> None:
     """Also databases of kinds that this one does not know."""
-    store = machine.store()
+    store, further = machine.store(), {"later": {"é": [1, None]}, "scope": "all"}
     ban(store, "user:eve", "198.51.100.0/24")
     store.bans.strike(POLICY, "user:bob", 1, "why")
     store.hit(((PLAN, "user:kim", 3),))
@@ -619,7 +590,7 @@ def test_what_a_later_version_adds_to_rows_is_kept(machine: Machine) -> None:
         for name in (b"bans", b"levels", b"windows"):
             database = file.open_db(name, txn=txn)
             for row, stored in [*txn.cursor(database)]:
-                txn.put(row, json.dumps(json.loads(stored) | FURTHER).encode(), db=database)
+                txn.put(row, json.dumps(json.loads(stored) | further).encode(), db=database)
         txn.put(b"example.org", b"{}", db=file.open_db(b"pauses", txn=txn))
     written = rows_kept(machine)
     assert len(written) == 5
@@ -634,14 +605,14 @@ def test_what_a_later_version_adds_to_rows_is_kept(machine: Machine) -> None:
     store.hit(((PLAN, "user:kim", 1),))
     store.close()
     (quota,) = [fields for row, fields in rows_kept(machine).items() if row.startswith(b"user:kim")]
-    assert quota == {"spent": 4, "until_us": 1009843200000000, **FURTHER}
+    assert quota == {"spent": 4, "until_us": 1009843200000000, **further}
     with opened_kept(machine) as file, file.begin() as txn:
         assert txn.get(b"example.org", db=file.open_db(b"pauses", txn=txn, create=False)) == b"{}"
 
 
-def test_a_thread_copies_once_a_second(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_copies_once_a_second(machine: Machine) -> None:
     store, background = machine.store(), list[Any]()
-    monkeypatch.setattr("slidegate.stores.lmdb.kept.in_background", background.append)
+    machine.patch.setattr(kept, "in_background", background.append)
     store.hit(CHECKS)
     assert background == []
     for number in range(40):

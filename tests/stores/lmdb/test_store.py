@@ -12,20 +12,19 @@ import random
 import shutil
 import signal
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from slidegate import ConfigurationError, Decision, Limiter, Quota, parse_limits
+from slidegate import ConfigurationError, Decision, Limiter, Quota
 from slidegate.core import Ban, Bucket, Concurrency, Reason, SharedRow, StoreTimeout, StoreUnavailable
 from slidegate.core.bans.rows import HEADER
 from slidegate.stores.lmdb import LmdbStore
@@ -56,13 +55,11 @@ from .processes import (
 
 
 class InFiles:
-    """Environments of one test after the other, in a directory that is gone at the end."""
+    """Environments of one test after the other."""
 
     @pytest.fixture(autouse=True)
-    def _root(self) -> Iterator[None]:
-        with TemporaryDirectory(prefix="slidegate-") as root:
-            self.root, self.numbers = Path(root), itertools.count()
-            yield
+    def _root(self, tmp_path: Path) -> None:
+        self.root, self.numbers = tmp_path, itertools.count()
 
     def new_path(self) -> str:
         number = next(self.numbers)
@@ -107,7 +104,7 @@ async def test_what_arrives_in_one_turn_is_one_transaction(store: Any, monkeypat
 @pytest.mark.parametrize("limits", ["5/minute", "100/minute", Quota("5/day")])
 def test_a_refusal_writes_nothing(opened: Opened, limits: Any) -> None:
     ticks, wall = FakeClock(10**12), FakeClock(10**15)
-    store, checks = opened(clock=ticks, wall_clock=wall), ((Bucket("rule", parse_limits(limits)), "ann", 1),)
+    store, checks = opened(clock=ticks, wall_clock=wall), ((bucket(limits), "ann", 1),)
     while store.hit(checks):
         pass
     written = store._env.counts.lmdb.info()["last_txnid"]
@@ -118,12 +115,11 @@ def test_a_refusal_writes_nothing(opened: Opened, limits: Any) -> None:
     assert store._env.counts.lmdb.info()["last_txnid"] == written
 
 
-async def waited(store: Any, checks: Any = CHECKS) -> Decision:
-    decision: Decision = await settle(store.hit(checks))
-    return decision
+async def waited(store: Any) -> Decision:
+    return await settle(store.hit(CHECKS))
 
 
-def test_who_asks_within_a_transaction_as_a_signal_handler_may_leaves_its_gate_closed(opened: Opened) -> None:
+def test_a_question_within_a_transaction_as_of_a_signal_handler_leaves_its_gate_closed(opened: Opened) -> None:
     asks = list[bool]()
 
     def clock() -> int:
@@ -236,17 +232,14 @@ async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_
 
 
 @pytest.mark.parametrize("deadlines", [("20ms", "4s"), ("4s", "20ms")])
-async def test_whoever_waits_longer_than_its_own_limiter_lets_it_is_given_up_and_charges_nothing(
+async def test_a_hit_is_given_up_at_its_own_deadline_and_charges_nothing(
     store: Any, deadlines: tuple[str, str]
 ) -> None:
     made = {deadline: Limiter(store, deadline=deadline, on_error="deny") for deadline in deadlines}
     short, long = made["20ms"], made["4s"]
     with gate_held(store) as gate:
-        waiting = [
-            asyncio.create_task(long.hit("ann", "5/hour")),
-            asyncio.create_task(asyncio.to_thread(long.sync.hit, "ann", "5/hour")),
-        ]
-        cancelled = asyncio.create_task(long.hit("ann", "5/hour"))
+        asked = long.hit("ann", "5/hour"), asyncio.to_thread(long.sync.hit, "ann", "5/hour"), long.hit("ann", "5/hour")
+        *waiting, cancelled = map(asyncio.create_task, asked)
         assert (await short.hit("ann", "5/hour")).reason is Reason.UNAVAILABLE
         assert (await asyncio.to_thread(short.sync.hit, "ann", "5/hour")).reason is Reason.UNAVAILABLE
         cancelled.cancel()
@@ -272,11 +265,10 @@ HELD = Bucket("held", (Concurrency(2),))
 
 def stuff(store: Any, stuffing: str, ban_us: int | None) -> dict[int, Any]:
     """Write bans, windows, permits or statistics until over fifty had no room; return those that had, by number."""
+    limits = [f"{1000 + turn}/minute @{64 + turn % 64}" for turn in range(400)]
     grows: dict[str, Callable[[int], object]] = {
         "bans": lambda number: store.bans.ban(f"user:{number}", ban_us, "x" * 256, "ann"),
-        "windows": lambda number: fill(
-            store, [number % 100], f"{1000 + number // 100}/minute @{64 + number // 100 % 64}"
-        ),
+        "windows": lambda number: fill(store, [number % 100], limits[number // 100]),
         "permits": lambda number: store.hit(((HELD, f"user:{number}", 1),)),
         "stats": lambda number: store.shared_rows.write(b"ann00000", SharedRow("5s", number, b"x" * 256, MINUTE_US)),
     }
@@ -325,12 +317,12 @@ def test_of_what_a_full_file_keeps_windows_of_known_keys_and_bans_take_a_half(op
         known += 1
     used = store._env.counts.used()
     clock.advance("1m")
-    grows: dict[str, Callable[[int], object]] = {
-        "bans": lambda number: store.bans.ban(f"user:{number}", None, "", "ann"),
-        "windows": lambda number: fill(store, [number % known], "100/hour"),
-    }
     with pytest.raises(StoreUnavailable, match="is full"):
-        deque(map(grows[growing], itertools.count()), maxlen=0)
+        for number in itertools.count():
+            if growing == "bans":
+                store.bans.ban(f"user:{number}", None, "", "ann")
+            else:
+                fill(store, [number % known], "100/hour")
     with pytest.raises(StoreUnavailable, match="is full"):
         fill(store, [0], "100/hour")
     eighth = (1 << 20) // 8
@@ -365,14 +357,12 @@ def test_from_a_full_file_whatever_operators_and_requests_give_back_can_be_taken
     assert fill(store, range(10, 20)) == [True] * 10
 
 
-def export(bans: int) -> list[str]:
-    """Return the lines of an export of so many bans."""
-    return [json.dumps(row) for row in (HEADER, *(ban._asdict() for ban in lasting(bans)))]
-
-
 def lasting(bans: int) -> list[Ban]:
-    """Return so many permanent bans."""
     return [Ban(f"user:{number}", "", "ann", 0, 10**15, None) for number in range(bans)]
+
+
+def export(bans: int) -> list[str]:
+    return [json.dumps(row) for row in (HEADER, *(ban._asdict() for ban in lasting(bans)))]
 
 
 @pytest.fixture
@@ -401,7 +391,7 @@ def test_without_an_event_loop_many_bans_are_imported_too(ban_store: Any, clock:
     assert ban_store.bans.load(lasting(400)) == len(listed(ban_store)) == 400
 
 
-def test_each_event_of_threads_that_ban_at_once_is_told_once(
+def test_events_of_threads_that_ban_at_once_come_once(
     ban_store: Any, observer: RecordingObserver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell = Transactions.tell
@@ -422,7 +412,7 @@ def test_each_event_of_threads_that_ban_at_once_is_told_once(
     assert sorted(event.details["key"] for event in observer.events) == sorted(key for some in keys for key in some)
 
 
-# -- commands of operators, which have more time than requests, whoever asks in between --------------------------------
+# -- commands of operators, which have more time than requests ---------------------------------------------------------
 
 
 COMMANDS: dict[str, Callable[[Any], Any]] = {
@@ -481,8 +471,8 @@ async def test_a_command_is_given_up_after_half_a_minute(limiter: Limiter, name:
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
-def hits(amount: int, key: str = "user:ann") -> Any:
-    return ((Bucket("rule", parse_limits(f"{amount}/hour")), key, 1),)
+def hits(amount: int) -> Any:
+    return ((bucket(f"{amount}/hour"), "user:ann", 1),)
 
 
 @pytest.mark.all
