@@ -52,19 +52,11 @@ PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
 
 
 async def test_a_cluster_is_reached_at_the_addresses_that_the_user_s_client_maps_to(cluster: RedisCluster) -> None:
-    mapped = set[tuple[str, int]]()
-
-    def from_outside(announced: tuple[str, int]) -> tuple[str, int]:
-        mapped.add(announced)
-        return announced
-
-    first = cluster.servers[0]
-    client = redis.asyncio.RedisCluster(host=HOST, port=first.port, address_remap=from_outside)
-    limiter = Limiter(RedisStore(client, prefix=fresh_prefix()), deadline="10s")
-    assert await limiter.hit("user:1", "5/minute")
-    assert {(HOST, server.port) for server in cluster.servers} <= mapped
-    await limiter.close()
-    await client.aclose()
+    outside = Mock(side_effect=lambda announced: announced)
+    client = redis.asyncio.RedisCluster(host=HOST, port=cluster.servers[0].port, address_remap=outside)
+    async with client, store_at(client) as store:
+        assert await hit(store)
+    assert {(HOST, server.port) for server in cluster.servers} <= {call.args[0] for call in outside.call_args_list}
 
 
 @pytest.fixture
@@ -163,9 +155,7 @@ class TestDeclaredKeys(AtServer, RandomContract, StatsContract):
         return store
 
 
-async def test_where_too_many_wait_further_ones_are_turned_away(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_where_too_many_wait_others_are_turned_away(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "MAX_WAITING", 3)
     async with store_at(server) as store:
         await hit(store, "warm")
@@ -188,20 +178,20 @@ async def test_what_another_layout_or_prefix_wrote_is_neither_read_nor_touched(s
         assert theirs == {name for name in theirs if server.command("HGET", name, "x") == b"theirs"}
 
 
-@pytest.mark.parametrize("banned", [False, True])
+@pytest.mark.parametrize("reason", [Reason.LIMITED, Reason.BANNED])
 async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_asked_meanwhile(
-    server: RedisServer, workers: list[RedisStore], ahead: Ahead, banned: bool
+    server: RedisServer, workers: list[RedisStore], ahead: Ahead, reason: Reason
 ) -> None:
     store, other = workers
     await hit(store, "ann", cost=5)
-    if banned:
+    if reason is Reason.BANNED:
         await other.bans.ban("ann", 3_600_000_000, "", "bob")
     first = await hit(store, "ann")
 
     async def flood() -> None:
         for _ in range(100):
             refused = await hit(store, "ann")
-            assert refused.reason is (Reason.BANNED if banned else Reason.LIMITED)
+            assert refused.reason is reason
             assert 0 <= (first.retry_after_us or 0) - (refused.retry_after_us or 0) < 60_000_000
 
     async def flood_beside_others() -> None:
@@ -218,9 +208,7 @@ async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_a
 
 
 @pytest.mark.parametrize("how", ["refund", "reset", "reset_all", "unban"])
-async def test_refunds_of_another_worker_are_known_in_a_second(
-    workers: list[RedisStore], ahead: Ahead, how: str
-) -> None:
+async def test_refunds_of_others_are_known_in_a_second(workers: list[RedisStore], ahead: Ahead, how: str) -> None:
     store, other = workers
     charged = await hit(other, "ann", cost=1 if how == "unban" else 5)
     if how == "unban":
@@ -240,8 +228,7 @@ async def test_refunds_of_another_worker_are_known_in_a_second(
 
 
 async def test_strikes_share_calls_and_a_ban_is_one_call_more(store: RedisStore, server: RedisServer) -> None:
-    policy = BanPolicy("100/minute", name="p")
-    observer = RecordingObserver()
+    policy, observer = BanPolicy("100/minute", name="p"), RecordingObserver()
     store.observe(observer)
 
     async def flood() -> None:
@@ -297,11 +284,8 @@ async def test_requests_that_are_given_up_leave_nothing_charged_and_their_connec
     given_up_after: int, many: int, server: RedisServer
 ) -> None:
     """At any turn of the loop: before they are sent, on their way, and in the turn in which their answer comes."""
-    async with (
-        FaultProxy(server.port) as proxy,
-        store_at(f"redis://{HOST}:{proxy.port}", permit_lease="5m") as store,
-        Limiter(store, deadline="60s", on_error="deny") as limiter,
-    ):
+    async with FaultProxy(server.port) as proxy, store_at(f"redis://{HOST}:{proxy.port}", permit_lease="5m") as store:
+        limiter = Limiter(store, deadline="60s", on_error="deny")
         asked = [asyncio.create_task(hit_all(limiter, BOTH)) for _ in range(many)]
         await turns(given_up_after)
         for each in asked:
@@ -330,13 +314,11 @@ async def test_every_key_expires_and_is_a_digest_unless_asked_otherwise(server: 
         (name,) = [name for name in kept(server, other) if name.startswith(":w:")]
         assert "ann" not in name
         for limits in ("5/minute", "100/minute", "100/minute; 7/hour"):
-            for _ in range(3):
-                await hit(store, "ann", limits)
+            await hit(store, "ann", limits, 3)
         longest = parse_limits("7/hour")[0]
         window_ms = kept(server, store)[":w:ann"]
         assert longest.window_us / 1_000 < window_ms <= (longest.span_us + longest.slice_us) / 1_000 + 1_000
-        for _ in range(2):
-            await store.bans.strike(policy, "user:eve", 1, "")
+        await store.bans.strike(policy, "user:eve", 2, "")
         await store.bans.ban("user:bob", 60_000_000, "", "ann")
         await store.bans.ban("192.0.2.0/24", 60_000_000, "", "ann")
         await store.shared_rows.write(b"ann00000", SharedRow("workers", 0, b"ann", 60_000_000))
@@ -377,19 +359,14 @@ async def test_a_question_that_fails_at_one_of_its_keys_charges_none(what: str, 
 async def test_with_a_secret_nobody_finds_an_address_in_the_names_of_keys(server: RedisServer) -> None:
     secret, other_secret, prefix = "s" * 32, "t" * 32, fresh_prefix()
 
-    def limiter(**options: Any) -> Limiter:
-        return Limiter(store_of(server, prefix=prefix), deadline="10s", on_error="deny", **options)
-
-    def tool(**options: Any) -> Limiter:
-        url = f"{server.url}?prefix={prefix}"
-        return Limiter.from_url(url, create=False, deadline="10s", on_error="deny", **options)
+    limiter = partial(Limiter.from_url, f"{server.url}?prefix={prefix}", deadline="10s", on_error="deny")
+    tool = partial(limiter, create=False)
 
     def names() -> set[bytes]:
         return {*server.command("KEYS", f"{{{prefix}}}:w:*")}
 
     async with limiter(secret=secret) as one, limiter(secret=secret) as same, tool(secret=secret) as operator:
-        assert (await one.hit("203.0.113.7", "5/minute")).remaining == 4
-        assert (await same.hit("203.0.113.7", "5/minute")).remaining == 3
+        assert [(await each.hit("203.0.113.7", "5/minute")).remaining for each in (one, same)] == [4, 3]
         keyed = names()
         await operator.ban("203.0.113.7", "1h")
         assert (await same.hit("203.0.113.7", "5/minute")).reason is Reason.BANNED
@@ -433,11 +410,6 @@ async def test_a_reset_whose_caller_leaves_takes_no_answer_from_requests_before_
             await resetting
 
 
-def field_count(server: RedisServer, store: RedisStore) -> int:
-    count: int = server.command("HLEN", f"{{{store._prefix}}}:w:ann")
-    return count
-
-
 async def test_what_has_ended_leaves_a_key_that_is_in_use(server: RedisServer, clock: FakeClock) -> None:
     """Rules of varying names: a window of a second for each, of which a hundred live at a time."""
     async with store_at(server, clock=clock, readable=True) as store:
@@ -448,21 +420,19 @@ async def test_what_has_ended_leaves_a_key_that_is_in_use(server: RedisServer, c
         for number in range(1_000):
             assert await hit(store, "ann", bucket("5/second", f"rule-{number}"))
             clock.advance("10ms")
-            assert field_count(server, store) <= 200
+            assert server.command("HLEN", f"{{{store._prefix}}}:w:ann") <= 200
         for lasting in (bucket("5/hour", "lasting"), Bucket("plan", [Quota("10/day")])):
             assert (await hit(store, "ann", lasting, 0)).readings[0][0] == 1
 
 
-async def test_what_has_ended_leaves_a_key_of_which_the_same_window_is_used_again_and_again(
-    server: RedisServer,
-) -> None:
+async def test_what_has_ended_leaves_a_key_of_which_one_window_is_used_again_and_again(server: RedisServer) -> None:
     async with store_at(server, readable=True) as store:
         for number in range(7):
             assert await hit(store, "ann", bucket("5/20ms", f"rule-{number}"))
         assert await hit(store, "ann", bucket("5/hour"))
         await asyncio.sleep(1.05)  # the key is made to live longer once a second
         assert await hit(store, "ann", bucket("5/hour"))
-        assert field_count(server, store) == 1
+        assert server.command("HLEN", f"{{{store._prefix}}}:w:ann") == 1
 
 
 async def test_an_ordinary_refusal_writes_nothing(server: RedisServer) -> None:
@@ -674,7 +644,7 @@ def test_an_event_loop_that_ends_with_a_request_in_the_queue_ends_quietly(server
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context))
-        store = RedisStore(server.url, prefix="ends", timeout=PLENTY)
+        store = store_of(server)
         await ask(store, "warm")
         await turns(5)  # its sender waits for more
         asyncio.get_running_loop().call_soon(lambda: left.append(ask(store, "warm")))  # in its last iteration
@@ -695,12 +665,8 @@ def test_refusals_of_threads_are_known_unless_one_of_them_resets_all_keys() -> N
             return
         for cost in range(4):
             costly, now_us = ((*checks[0][:2], cost),), real_monotonic_us()
-            state = (1, now_us + 10**9, now_us, 10**9)
-            known.keep_refusal(
-                question := Question(costly, ()),
-                Decision(False, Reason.LIMITED, now_us, costly, [state]),
-                monotonic_ns(),
-            )
+            question, state = Question(costly, ()), (1, now_us + 10**9, now_us, 10**9)
+            known.keep_refusal(question, Decision(False, Reason.LIMITED, now_us, costly, [state]), monotonic_ns())
             assert number % 4 == 3 or known.answer(question) is not None
 
     race(record_or_reset, rounds=20)
@@ -715,13 +681,10 @@ def test_only_names_of_constants_are_replaced_neither_words_of_redis_nor_of_comm
 
 async def test_of_several_errors_in_a_call_that_of_the_server_counts(server: RedisServer) -> None:
     async with store_at(server) as store:
-        batcher, asked = store.batcher(), list[Command]()
-        loop = asyncio.get_running_loop()
-        futures = [loop.create_future() for _ in range(2)]
-        for future in futures:
-            asked.append(Command(future, False, Mock(), Mock()))
+        futures = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        asked = [Command(future, False, Mock(), Mock()) for future in futures]
         said = [bytes(8), b"\xffREADONLY You can't write against a read only replica.", b"\xffWRONGTYPE a list"]
-        failed = batcher._deliver(asked, said, monotonic_ns())
+        failed = store.batcher()._deliver(asked, said, monotonic_ns())
         assert failed is not None
         assert failed.concerns != "request"
         assert [type(future.exception()) for future in futures] == [StoreUnavailable] * 2
