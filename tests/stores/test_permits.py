@@ -5,7 +5,6 @@ import gc
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -35,11 +34,8 @@ LONG_US = 600_000_000
 """A lease that no test lasts for."""
 
 
-REDIS = (
-    pytest.param("server", marks=needs_redis),
-    pytest.param("cluster", marks=needs_redis),
-    pytest.param("valkey", marks=needs_valkey),
-)
+REDIS = [pytest.param(name, marks=needs_redis) for name in ("server", "cluster")]
+REDIS += [pytest.param("valkey", marks=needs_valkey)]
 
 
 @pytest.fixture(params=["lmdb", *REDIS])
@@ -54,7 +50,7 @@ def in_file(opened_as: Opened, clock: FakeClock) -> Opened:
 
 
 @pytest.fixture
-def servers(hire: Any, request: pytest.FixtureRequest) -> Sequence[RedisServer]:
+def servers(hire: Any, request: pytest.FixtureRequest) -> list[RedisServer]:
     running = request.getfixturevalue(hire.args[0])
     return running.masters if isinstance(running, RedisCluster) else [running]
 
@@ -63,8 +59,11 @@ IN_REDIS = pytest.mark.parametrize("hire", REDIS, indirect=True)
 
 
 async def take(store: Any, key: str = "ann", *others: tuple[Bucket, str, int], bucket: Bucket = TWO) -> Decision:
-    decision: Decision = await settle(store.hit(((bucket, key, 1), *others)))
-    return decision
+    return await settle(store.hit(((bucket, key, 1), *others)))
+
+
+def take_now(store: Any, key: str = "ann") -> Any:
+    return store.hit(((TWO, key, 1),))
 
 
 async def renew(store: Any) -> None:
@@ -143,7 +142,7 @@ class Program:
 async def test_the_amount_holds_and_what_the_dead_had_comes_back(
     hire: Opened, clock: FakeClock, observer: RecordingObserver, rng: random.Random
 ) -> None:
-    """Who renews in time keeps its permits, and who was stopped for longer counts them again."""
+    """A worker that renews in time keeps its permits, and one that was stopped for longer counts them again."""
     for number in range(25):
         await Program(hire, clock, f"user:{number}", Choices(rng.randbytes(150))).play()
         assert observer.events == []
@@ -178,10 +177,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("way", ["hit", "charge"])
-async def test_a_lease_is_renewed_without_being_asked(
-    way: str, hire: Opened, short: dict[str, str], clock: FakeClock
-) -> None:
-    """Also that of who had to wait longer than to its renewal, as one does whose hits find the files held."""
+async def test_a_lease_is_renewed_by_itself(way: str, hire: Opened, short: dict[str, str], clock: FakeClock) -> None:
+    """Also that of a hit that had to wait longer than to its renewal, as one does that finds the files held."""
     holds, other = (hire(**short) for _ in range(2))
     waiting: AbstractContextManager[object] = nullcontext()
     if type(holds).__name__ == "LmdbStore" and way == "hit":
@@ -199,7 +196,7 @@ async def test_a_lease_is_renewed_without_being_asked(
     assert await leave(holds, *held) == [True, True]
 
 
-def test_under_trio_a_lease_is_renewed_without_being_asked_too(in_file: Opened, clock: FakeClock) -> None:
+def test_under_trio_a_lease_is_renewed_by_itself_too(in_file: Opened, clock: FakeClock) -> None:
     holds, other = (in_file(permit_lease="1s") for _ in range(2))
 
     async def main() -> None:
@@ -218,15 +215,9 @@ def test_without_an_event_loop_questions_renew_all_permits(in_file: Opened, cloc
     held = [take_now(holds), take_now(holds)]
     for _ in range(5):
         clock.advance(us=LEASE_US // 2)
-        assert take_now(holds, "bob").allowed
+        assert take_now(holds, "bob")
         assert not take_now(other)
-    assert all(decision.allowed for decision in held)
-
-
-def take_now(store: Any, key: str = "ann") -> Decision:
-    decision = store.hit(((TWO, key, 1),))
-    assert isinstance(decision, Decision)
-    return decision
+    assert all(held)
 
 
 def test_a_hit_costs_the_same_however_many_permits_of_its_key_are_held(in_file: Opened) -> None:
@@ -283,8 +274,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     day, counts, full = Bucket("day", (Quota("1000/day"),)), store._env.counts, False
     disk = Faulty(counts.lmdb, OSError("the disk is full"), lambda call: full and call == "commit")
 
-    def fail() -> Any:
-        return store.hit(((day, "ann", 1),))
+    fail = partial(store.hit, ((day, "ann", 1),))
 
     def leave() -> Any:
         return store.refund(held.pop().begin_refund()) if held else True
@@ -295,7 +285,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         await settle(store.renew_permits())
         clock.advance(us=rng.choice((0, LEASE_US // 2 + 1)))  # after which the next question renews the lease
         await settle(store.renew_permits())
-        jobs = [lambda: store.hit(((TWO, "ann", 1),)), store.renew_permits, leave, fail]
+        jobs = [partial(take_now, store), store.renew_permits, leave, fail]
         chosen, full = rng.choices(jobs, weights=(4, 2, 1, 2), k=rng.randint(2, 6)), rng.random() < 0.2
         is_failing.append(True)
         with gate_held(store):  # so that all are asked in one transaction
@@ -315,7 +305,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     while held:
         assert await settle(store.refund(held.pop().begin_refund())) is True
     taken = [await take(store) for _ in range(3)]
-    assert [bool(decision) for decision in taken] == [True, True, False]
+    assert [*map(bool, taken)] == [True, True, False]
 
 
 def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Opened, clock: FakeClock) -> None:
@@ -336,8 +326,8 @@ def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Opened, clock:
 
 
 @IN_REDIS
-async def test_a_foreign_value_stops_no_renewal_of_others(
-    hire: Opened, clock: FakeClock, servers: Sequence[RedisServer]
+async def test_a_foreign_value_stops_no_other_renewal(
+    hire: Opened, clock: FakeClock, servers: list[RedisServer]
 ) -> None:
     holds, other = (hire(readable=True, prefix="foreign") for _ in range(2))
     held = [await take(holds, key) for key in ("ann", "bob", "eve")]
@@ -359,7 +349,7 @@ async def test_a_foreign_value_stops_no_renewal_of_others(
 async def test_thousands_of_permits_are_renewed_in_a_few_calls(
     hire: Opened,
     clock: FakeClock,
-    servers: Sequence[RedisServer],
+    servers: list[RedisServer],
     observer: RecordingObserver,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -22,7 +22,7 @@ from urllib.parse import quote, urlencode
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError, parse_limits
 from slidegate.core import Bucket, Event, Reason, StoreUnavailable, parse_address
@@ -31,7 +31,7 @@ from slidegate.limiter.aio import answer_of
 from slidegate.stores.redis import RedisStore, held, line, poll
 from slidegate.testing import RecordingObserver
 
-from ...asgi import call, hello
+from ...asgi import call, hello, send_scope
 from ...contract.player import listed, settle
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, free_port, needs_redis, until
@@ -139,11 +139,8 @@ async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(name: str,
                     async with asyncio.timeout(2 * site.deadline_s + SLACK_S):
                         await site.store.hit([(BUCKET, "key", 1)])
             for _ in range(2):
-                assert await everything_fails(late.store) or name in (
-                    "OOM",
-                    "READONLY",
-                    "NOPERM",
-                )  # where reading is allowed
+                reads = name in ("OOM", "READONLY", "NOPERM")
+                assert await everything_fails(late.store) or reads
         for site in sites:
             await site.recovered()
             assert await site.hits(AMOUNT + 1, "new") == [PASSED] * AMOUNT + [LIMITED]
@@ -212,18 +209,12 @@ async def test_a_limiter_is_made_at_once_and_its_first_requests_are_answered(
     assert {record.name for record in caplog.records} == {"slidegate"}, "asyncio would log a task that failed"
 
 
-async def nothing_comes() -> Message:
-    """Receive nothing."""
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
 @pytest.mark.parametrize("where", ["there", "closed"])
-async def test_an_application_that_starts_connects_beside_that_and_starts_without_a_server_too(
+async def test_an_application_connects_while_it_starts_and_starts_without_a_server(
     where: str, deployment: Deployment
 ) -> None:
     """Connecting takes several times of what the wire needs for one answer, and a request waits for one of these."""
-    started, observer = list[Message](), RecordingObserver()
+    observer = RecordingObserver()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -231,17 +222,14 @@ async def test_an_application_that_starts_connects_beside_that_and_starts_withou
         else:
             await hello(scope, receive, send)
 
-    async def send(message: Message) -> None:
-        started.append(message)
-
     deployment.proxy.delay_s = 0.1
     if where == "closed":
         await deployment.proxy.refuse()
     limiter = Limiter(store_of(deployment), deadline="750ms", on_error="deny", observers=[observer])
     async with limiter:
         limited = RateLimitMiddleware(app, limits="100/minute", limiter=limiter)
-        await limited({"type": "lifespan"}, nothing_comes, send)
-        assert [message["type"] for message in started] == ["lifespan.startup.complete"]
+        started = await send_scope(limited, {"type": "lifespan"})
+        assert started.messages == [{"type": "lifespan.startup.complete"}]
         if where == "closed":
             assert (await call(limited)).status == 503
             return
@@ -330,9 +318,8 @@ async def test_a_strike_that_bans_refuses_its_own_request_though_the_wire_is_cut
             deployment.proxy.target = deployment.server.port
             await site.recovered()
             await asyncio.sleep(2 * line.IDLE_S)
-            statuses = [
-                (await call(app, "/trap", client=(f"198.51.100.{number}", 1))).status for _ in range(3 // weight)
-            ]
+            client = f"198.51.100.{number}", 1
+            statuses = [(await call(app, "/trap", client=client)).status for _ in range(3 // weight)]
             assert statuses == [200] * (3 // weight - 1) + [403]
         deployment.proxy.target = deployment.server.port
         await site.recovered()
@@ -350,26 +337,24 @@ async def test_requests_that_end_during_an_outage_hold_no_permits_after_it(deplo
         await hello(scope, receive, send)
 
     # A request that a busy machine answers too late would be let through without a permit.
-    troubled, well = (
-        Limiter(RedisStore(url, permit_lease="1s"), deadline=timedelta(seconds=PLENTY_S), on_error="allow")
-        for url in (deployment.url, deployment.server.url)
-    )
+    plenty: Any = {"deadline": timedelta(seconds=PLENTY_S), "on_error": "allow"}
+    urls = deployment.url, deployment.server.url
+    troubled, well = (Limiter(RedisStore(url, permit_lease="1s"), **plenty) for url in urls)
     one_at_a_time = [Rule("*", concurrency=1)]
     here = RateLimitMiddleware(work, limiter=troubled, rules=one_at_a_time)
     elsewhere = RateLimitMiddleware(hello, limiter=well, rules=one_at_a_time)
 
-    async def is_full() -> bool:
-        return (await call(elsewhere)).status == 429
-
-    async def there_is_room() -> bool:
-        return (await call(elsewhere)).status == 200
+    async def answers(status: int) -> bool:
+        return (await call(elsewhere)).status == status
 
     gc.disable()
     try:
         async with troubled, well:
             under_way = asyncio.ensure_future(call(here))
             await begun.wait()
-            await eventually(is_full)  # a machine that stops for a lease frees the permit until its next renewal
+            await eventually(
+                partial(answers, 429)
+            )  # a machine that stops for a lease frees the permit until its next renewal
             await deployment.proxy.refuse()
             with pytest.raises(StoreError):
                 await troubled.store.renew_permits()
@@ -378,12 +363,12 @@ async def test_requests_that_end_during_an_outage_hold_no_permits_after_it(deplo
             ended.set()
             assert (await under_way).status == 200
             await deployment.proxy.accept()
-            await eventually(there_is_room)
+            await eventually(partial(answers, 200))
     finally:
         gc.enable()
 
 
-# -- workers amid random faults: what they are told is true, and they come back ----------------------------------------
+# -- workers amid random faults: the answers that they get are true, and they come back --------------------------------
 
 
 NUMBERS: Final = count(1_001)
@@ -394,17 +379,13 @@ NEVER_TICKS: Final = 3_000
 
 
 class Load:
-    """Requests, and a strike for nine of them, each with a key and a cost of its own: its number.
-
-    Attributes:
-        answered: Whether each was answered, by its number.
-    """
+    """Requests, and a strike for nine of them, each with a key and a cost of its own: its number."""
 
     BUCKET = Bucket("load", parse_limits("1000000000/hour"))
     POLICY = BanPolicy("1000/hour", "1h", name="strikes")
 
     def __init__(self, rng: random.Random) -> None:
-        self.rng, self.answered = rng, dict[int, bool]()
+        self.rng, self.answered = rng, dict[int, bool]()  # by number
 
     async def act(self, limiter: Limiter) -> None:
         """Make a request or a strike, and check that the answer is its own."""
@@ -413,9 +394,7 @@ class Load:
         if number % 10 == 0:
             await limiter.store.bans.strike(self.POLICY, f"{number}", 1, "")
         else:
-            hit: Any = partial(hit_all, limiter)
-            if self.rng.random() < 0.5:
-                hit = limiter.store.hit
+            hit: Any = self.rng.choice((limiter.store.hit, partial(hit_all, limiter)))
             decision = await hit([(self.BUCKET, f"{number}", number)])
             if decision.reason is Reason.UNAVAILABLE:
                 return
@@ -442,10 +421,10 @@ class Load:
 
 
 async def ended(tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for what has begun, and raise what is neither given up nor an error of the store."""
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, BaseException) and not isinstance(result, (asyncio.CancelledError, StoreError)):
-            raise result
+    """Wait for what has begun; raise what is neither given up nor an error of the store."""
+    for task in tasks:
+        with suppress(asyncio.CancelledError, StoreError):
+            await task
 
 
 async def rage(deployment: Deployment, rng: random.Random, moves: int) -> None:
@@ -506,9 +485,7 @@ async def test_amid_faults_answers_are_true_and_every_worker_is_back_after_the_l
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
-def test_hosts_whose_clocks_disagree_get_the_amount_by_the_time_of_the_server(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_hosts_whose_clocks_disagree_get_the_amount_by_the_server_s_time(server: RedisServer, tmp_path: Path) -> None:
     amount, window_us = 100, 500_000
     url, limit = f"{server.url}?prefix={tmp_path.name}", f"{amount}/{window_us // 1_000}ms"
     with at_work([-5, -0.25, 0.25, 5], url, limit, 5 * window_us // 2) as times_us:
@@ -524,6 +501,11 @@ def test_hosts_whose_clocks_disagree_get_the_amount_by_the_time_of_the_server(
 
 ON_FIRST = "on-0"
 """The slot of this prefix is one of the first server of a cluster."""
+WHO_IS_MASTER = "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"
+
+
+def until_master(replica: RedisServer) -> None:
+    until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
 
 
 @pytest.fixture
@@ -593,14 +575,14 @@ async def test_requests_of_one_turn_are_decided_while_their_keys_are_on_two_node
 
 
 @pytest.mark.all
-async def test_after_a_node_dies_its_replica_goes_on_with_what_it_was_told(with_replica: RedisCluster) -> None:
+async def test_after_a_node_dies_its_replica_goes_on_with_its_copy(with_replica: RedisCluster) -> None:
     first, *_, replica = with_replica.servers
     async with Limiter.from_url(f"{with_replica.url}?prefix={ON_FIRST}", deadline="10s", on_error="deny") as limiter:
         for number in range(40):
             await limiter.hit(f"user:{number}", "3/hour")
         until(lambda: replica.command("DBSIZE") == first.command("DBSIZE"), "the replica has it all")
         first.kill()
-        until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
+        until_master(replica)
         with_replica.wait_ok()
         assert await ticks_until_served(limiter, 1_000) >= 0
         assert {(await limiter.hit(f"user:{number}", "3/hour")).remaining for number in range(40)} == {1}
@@ -613,9 +595,8 @@ def slot_moves(cluster: RedisCluster) -> None:
 
 
 def replica_takes_over(cluster: RedisCluster) -> None:
-    replica = cluster.servers[-1]
-    replica.command("CLUSTER", "FAILOVER")
-    until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
+    cluster.servers[-1].command("CLUSTER", "FAILOVER")
+    until_master(cluster.servers[-1])
 
 
 @pytest.mark.all
@@ -670,7 +651,7 @@ def url_of(sentinels: list[Sentinel]) -> str:
 @pytest.mark.all
 @pytest.mark.parametrize("when", ["from the start", "in between"])
 @pytest.mark.parametrize("trouble", [Sentinel.kill, Sentinel.pause])
-async def test_one_live_sentinel_is_enough_to_follow_a_failover(
+async def test_one_live_sentinel_shows_a_failover(
     trouble: Any, when: str, pair: ReplicaPair, sentinels: list[Sentinel]
 ) -> None:
     *sick, live = sentinels
@@ -688,11 +669,8 @@ async def test_one_live_sentinel_is_enough_to_follow_a_failover(
         for one in sick if when == "in between" else []:
             trouble(one)
         until(fails_over, "the sentinel begins")
-        until(lambda: pair.replica.info("replication")["role"] == "master", "the replica takes over")
-        until(
-            lambda: int(live.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster")[1]) == pair.replica.port,
-            "the sentinel says so",
-        )
+        until_master(pair.replica)
+        until(lambda: int(live.command(*WHO_IS_MASTER)[1]) == pair.replica.port, "the sentinel says so")
         pair.master.kill()
         assert await ticks_until_served(limiter) >= 0
 

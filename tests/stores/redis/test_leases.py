@@ -24,6 +24,7 @@ from ...contract.player import settle
 from ...contract.programs import YEAR_2100_US
 from ...contract.store_contract import bucket
 from ...fault_proxy import FaultProxy
+from ...hurry import at_once
 from ...redis_servers import HOST, RedisServer, needs_redis
 from ...virtual_time import turns
 from .. import forked
@@ -95,7 +96,7 @@ async def test_a_question_that_is_repeated_asks_ever_more_seldom(store: RedisSto
     assert decision.remaining == 6000 - 101, "own units that are not spent do not count"
 
 
-async def test_a_question_that_was_not_asked_for_a_while_begins_anew(store: RedisStore, ahead: Ahead) -> None:
+async def test_a_question_that_was_not_asked_for_a_while_starts_again(store: RedisStore, ahead: Ahead) -> None:
     for _ in range(3):
         asked = [await asks(store) for _ in range(100)]
         assert asked[:FEW] == [True] * FEW
@@ -176,7 +177,7 @@ async def test_what_is_left_is_refunded_when_the_store_is_closed(server: RedisSe
         assert await used(other) == before - ahead == len(decisions)
 
 
-async def test_whoever_gives_up_leaves_a_unit_to_the_next(server: RedisServer) -> None:
+async def test_a_hit_that_is_given_up_leaves_a_unit_to_the_next(server: RedisServer) -> None:
     async with FaultProxy(server.port) as proxy, leasing(f"redis://{HOST}:{proxy.port}/0") as (store,):
         for _ in range(4 * FEW):
             await settle(store.hit(ANN))
@@ -190,7 +191,7 @@ async def test_whoever_gives_up_leaves_a_unit_to_the_next(server: RedisServer) -
         await eventually(lambda: left(store) >= 2)  # the unit of the one that gave up, too
 
 
-async def test_who_is_cancelled_costs_no_unit_and_no_answer_of_others(store: RedisStore) -> None:
+async def test_a_hit_that_is_cancelled_costs_no_unit_and_no_answer_of_others(store: RedisStore) -> None:
     await hit(store, limits=MINUTES)
     for _ in range(5):
         waiting: list[Any] = [store.hit(ANN) for _ in range(9)]
@@ -233,10 +234,8 @@ async def test_threads_spend_each_unit_once(store: RedisStore) -> None:
     await leased(store)
     leases, (lease,), asked = store.parts.held, leases_of(store), store._question(ANN, NOBODY)
     lease.units, lease.until_us = [None] * 20_000, lease.until_us + 60_000_000
-    spend = lambda: sum(leases.answer(asked) is not None for _ in range(8_000))  # noqa: E731
-    loop = asyncio.get_running_loop()
-    found = sum(await asyncio.gather(*(loop.run_in_executor(None, spend) for _ in range(4))))
-    assert found + left(store) == 20_000
+    spent = at_once(lambda thread: sum(leases.answer(asked) is not None for _ in range(8_000)), threads=4)
+    assert sum(spent) + left(store) == 20_000
 
 
 # -- what ends a lease -------------------------------------------------------------------------------------------------
@@ -263,8 +262,8 @@ async def test_a_slow_answer_is_no_longer_lease(server: RedisServer) -> None:
 
 
 @asynccontextmanager
-async def on_its_way(server: RedisServer) -> AsyncIterator[tuple[RedisStore, Any]]:
-    """Yield a store and a hit that was sent, with which units are charged ahead; the answer comes after the block."""
+async def on_its_way(server: RedisServer) -> AsyncIterator[RedisStore]:
+    """Yield a store whose hit was sent, with which units are charged ahead; the answer comes after the block."""
     async with FaultProxy(server.port) as proxy, leasing(f"redis://{HOST}:{proxy.port}/0") as (store,):
         for _ in range(100):
             await settle(store.hit(ANN))
@@ -273,7 +272,7 @@ async def on_its_way(server: RedisServer) -> AsyncIterator[tuple[RedisStore, Any
         proxy.freeze()
         answer: Any = store.hit(ANN)
         await turns(20)
-        yield store, answer
+        yield store
         proxy.thaw()
         assert (await answer).allowed
         assert left(store) == 0
@@ -281,13 +280,13 @@ async def on_its_way(server: RedisServer) -> AsyncIterator[tuple[RedisStore, Any
 
 
 async def test_a_lease_on_its_way_ends_by_a_ban_of_this_process(server: RedisServer) -> None:
-    async with on_its_way(server) as (store, _):
+    async with on_its_way(server) as store:
         store.parts.held.note_change(("ann",))  # as a strike does that bans
 
 
 async def test_a_lease_on_its_way_ends_by_a_reset(server: RedisServer) -> None:
     """One over another connection, which is answered before. Others have spent since what is there then."""
-    async with on_its_way(server) as (store, _), store_at(server, prefix=store._prefix) as other:
+    async with on_its_way(server) as store, store_at(server, prefix=store._prefix) as other:
         assert await other.reset("ann")
         for _ in range(5):
             await hit(other, limits=MINUTES)
@@ -366,8 +365,8 @@ async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_i
         assert await used(other) == FEW
 
 
-@pytest.mark.parametrize("by", ["a charge", "a changed amount"])
-async def test_what_takes_the_units_ends_leases(store: RedisStore, by: str) -> None:
+@pytest.mark.parametrize(("by", "most"), [("a charge", 0), ("a changed amount", 9)])
+async def test_what_takes_the_units_ends_leases(store: RedisStore, by: str, most: int) -> None:
     limited = bucket(MINUTES)
     checks = ((limited, "ann", 1),)
     await leased(store, checks)
@@ -376,13 +375,10 @@ async def test_what_takes_the_units_ends_leases(store: RedisStore, by: str) -> N
     else:
         limited.limits[0].become(10)
     assert await asks(store, checks)
-    admitted = sum([(await settle(store.hit(checks))).allowed for _ in range(10)])
-    assert admitted == 0 if by == "a charge" else admitted < 10
+    assert sum([(await settle(store.hit(checks))).allowed for _ in range(10)]) <= most
 
 
-async def test_when_redis_has_lost_its_data_leases_end_with_the_next_poll(
-    server: RedisServer, store: RedisStore, ahead: Ahead
-) -> None:
+async def test_if_redis_has_lost_its_data_leases_end_with_the_next_poll(server: RedisServer, store: RedisStore) -> None:
     await leased(store)
     server.command("FLUSHALL")
     assert not await asks(store), "nobody has said so yet"
@@ -489,13 +485,11 @@ async def test_random_programs_of_three_workers_keep_the_bound(server: RedisServ
             else:
                 clock.advance(us=rnd.choice((1, 1_000, 60_000, limit.slice_us, 2_000_000)))
             now_us, leases = clock.now_us, [lease for one in stores for lease in leases_of(one)]
-            counted = sum(now_us < mark + limit.span_us for _, mark in spent)
-            counted += sum(
-                len(lease.units) for lease in leases if now_us < lease.decision.readings[0][2] + limit.span_us
-            )
+            marks = [mark for _, mark in spent]
+            marks += [lease.decision.readings[0][2] for lease in leases for _ in lease.units]
             snapshot = await store.inspect([(limited, "ann", 0)])
             window = limit.counter.settle(snapshot.windows[0], now_us)
-            assert limit.counter.state(window, now_us)[0] == counted
+            assert limit.counter.state(window, now_us)[0] == sum(now_us < mark + limit.span_us for mark in marks)
         times = sorted(at for at, _ in spent)
         for at in times:
             assert bisect_left(times, at + limit.window_us) - bisect_left(times, at) <= limit.amount

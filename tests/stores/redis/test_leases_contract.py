@@ -4,19 +4,20 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from slidegate import Decision, MemoryStore, parse_limits
-from slidegate.core import Bucket
+from slidegate import Decision, MemoryStore
 from slidegate.stores.redis import RedisStore, held
 from slidegate.testing import FakeClock
 
 from ...contract import StoreContract
 from ...contract.player import settle
 from ...contract.programs import YEAR_2100_US
+from ...contract.store_contract import bucket
 from ...redis_servers import RedisServer, needs_redis
 from .stores import PLENTY, eventually, fresh_prefix, workers_at
 from .test_leases import leased, left
@@ -40,9 +41,8 @@ class Returning(RedisStore):
     last: Any = None
 
     def return_unless(self, asked: Any) -> None:
-        leases = self.parts.held
         if asked != self.last and not self.closed:
-            leases.refund_all(self.batcher().refund_in_background)
+            self.parts.held.refund_all(self.batcher().refund_in_background)
         self.last = asked
 
     hit, peek, charge, refund, inspect = map(  # type: ignore[assignment]
@@ -66,9 +66,9 @@ class TestLeased(StoreContract):
         return Returning(self.server.url, prefix=fresh_prefix(), timeout=PLENTY, clock=clock, leases=True)
 
 
-LIMITED: Final = ((Bucket("x", parse_limits("3000/10s")), "ann", 1),)
-LONG: Final = ((Bucket("long", parse_limits("3000/10m")), "ann", 1),)
-WIDE: Final = ((Bucket("wide", parse_limits("6000/minute @10")), "ann", 1),)
+LIMITED: Final = ((bucket("3000/10s"), "ann", 1),)
+LONG: Final = ((bucket("3000/10m", "long"), "ann", 1),)
+WIDE: Final = ((bucket("6000/minute @10", "wide"), "ann", 1),)
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs/reference/api.md"
 
 
@@ -80,8 +80,7 @@ class Two:
 
     async def lease(self, checks: Any = WIDE) -> int:
         """Have the one lease units, whose slice does not end within two seconds; return how many."""
-        ((bucket, _, _),) = checks
-        slice_s = bucket.limits[0].slice_us / 1_000_000
+        slice_s = checks[0][0].limits[0].slice_us / 1_000_000
         await eventually(lambda: time.time() % slice_s < slice_s - 2)
         await leased(self.one, checks)
         return left(self.one)
@@ -112,8 +111,7 @@ async def refused_meanwhile(two: Two) -> None:
 async def retry_after(two: Two) -> None:
     ahead = await two.lease(SMALL)
     refused = await two.fill(SMALL)
-    leases = two.one.parts.held
-    leases.refund_all(two.one.batcher().refund_in_background)
+    two.one.parts.held.refund_all(two.one.batcher().refund_in_background)
     await two.one.batcher().server_us()
     two.other.parts.held.note_change()  # a second later
     admitted = [(await settle(two.other.hit(SMALL))).allowed for _ in range(ahead + 1)]
@@ -130,43 +128,37 @@ async def changes_of_others(two: Two) -> None:
 async def lowered(two: Two) -> None:
     """The window has the units of a lease by the end of their slice, which an exact limit takes for now."""
     assert await two.lease(LONG)
-    lower = Bucket("long", parse_limits("3000/10m"))
+    lower = bucket("3000/10m", "long")
     lower.limits[0].become(64)
     await two.fill(((lower, "ann", 1),))
     assert await two.is_spent(LONG), "besides what the lowered amount has"
 
 
-async def resets(two: Two) -> None:
+async def forgotten(two: Two, forget: Callable[[RedisStore], Awaitable[object]]) -> None:
     await two.lease(SMALL)
-    await two.other.reset("ann")
-    await two.fill(SMALL)
-    assert await two.is_spent(SMALL), "besides the whole amount"
-
-
-async def lost_data(two: Two) -> None:
-    await two.lease(SMALL)
-    assert await two.other.reset_all()  # as after FLUSHALL, which other tests would see
+    assert await forget(two.other)
     await two.fill(SMALL)
     assert await two.is_spent(SMALL), "besides the whole amount"
 
 
 async def dead_worker(two: Two) -> None:
-    ahead, leases = await two.lease(), two.one.parts.held
+    ahead = await two.lease()
     spent = (await settle(two.one.hit(WIDE))).readings[0][0]
-    leases.drop()  # as when it is killed, or its call fails
+    two.one.parts.held.drop()  # as when it is killed, or its call fails
     await two.one.close()
     assert (await settle(two.other.hit(WIDE))).readings[0][0] == spent + ahead
 
 
-SMALL: Final = ((Bucket("small", parse_limits("200/minute @10")), "ann", 1),)
+SMALL: Final = ((bucket("200/minute @10", "small"), "ann", 1),)
 DIFFERENCES: Final[dict[str, Callable[[Two], Awaitable[None]]]] = {
     "`remaining`, the `RateLimit` field, `peek`, `inspect`": remaining,
     "a request near the limit": refused_meanwhile,
     "`Retry-After`": retry_after,
     "a ban, an unban, a refund or a changed amount by another worker": changes_of_others,
     "an amount lowered to 64 or fewer": lowered,
-    "a reset by another worker": resets,
-    "Redis lost its data, or a failover the last writes": lost_data,
+    "a reset by another worker": partial(forgotten, forget=lambda store: store.reset("ann")),
+    # As after FLUSHALL, which other tests would see.
+    "Redis lost its data, or a failover the last writes": partial(forgotten, forget=lambda store: store.reset_all()),
     "a worker is killed, or its call fails": dead_worker,
 }
 """What differs from a store without leases: a row of the page each."""
@@ -188,17 +180,13 @@ async def test_what_differs(server: RedisServer, name: str) -> None:
 
 MANY: Final = 9_000
 RUNS: Final = 10
-"""A run has few incidents, each of which is up to a second in which a busy worker repeats a refusal: a single one may
-have over one percent, so that the mean of some is judged.
-"""
+"""A run has few incidents, each up to a second in which a busy worker repeats a refusal: one run may have over 1 %."""
 
 
 @pytest.mark.all
 @pytest.mark.parametrize("load", [0.95, 1.5])
 @pytest.mark.parametrize("workers", [2, 8, 32])
-async def test_few_requests_are_refused_because_others_have_leased(
-    server: RedisServer, rng: random.Random, workers: int, load: float
-) -> None:
+async def test_leases_refuse_few_requests(server: RedisServer, rng: random.Random, workers: int, load: float) -> None:
     """Workers of different weights, in bursts; a store in memory counts what is spent, and would have admitted them."""
     runs = [await run_of(server, rng, workers, load) for _ in range(RUNS)]
     needless, asked_nobody = (sum(each) / RUNS / MANY for each in zip(*runs, strict=True))
