@@ -20,7 +20,7 @@ from ..contract.store_contract import bucket
 from ..redis_servers import AT_REDIS
 from .conftest import Opened
 
-AT_ONCE = BanPolicy("1/minute", "10m")
+AT_ONCE, PLENTY = BanPolicy("1/minute", "10m"), bucket("1000000/hour")
 ALL = pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 HERE = pytest.mark.parametrize("kind", ["memory", "lmdb"])
 
@@ -29,13 +29,11 @@ async def strike(store: Any, policy: BanPolicy, *keys: str, weight: int = 1) -> 
     return [await settle(store.bans.strike(policy, key, weight, "why")) is not None for key in keys]
 
 
-async def levels_of(store: Any) -> int:
+async def levels_of(store: Any) -> Any:
     """Return how many levels a store in memory or in a file keeps."""
     if isinstance(store, MemoryStore):
         return store.bans.rows.level_count()
-    return int(
-        await settle(store._batcher.run(lambda transaction: transaction.ban_rows.level_count(), needs_room=False))
-    )
+    return await settle(store._batcher.run(lambda transaction: transaction.ban_rows.level_count(), needs_room=False))
 
 
 async def active(store: Any) -> list[Any]:
@@ -86,9 +84,9 @@ async def test_max_bans_is_how_many_automatic_bans_are_in_force(
                 wall.advance(us=span_us)
                 clock.advance(us=span_us if moved == "wait" else 0)
     assert len(await active(store)) <= store.bans.count()
-    told = observer.kinds.count("bans_full")
+    before = observer.kinds.count("bans_full")
     assert await fill(store, AT_ONCE, most, [f"last:{number}" for number in range(most + 9)]) >= 9
-    assert observer.kinds.count("bans_full") <= told + 1, "what goes on and on is told once"
+    assert observer.kinds.count("bans_full") <= before + 1, "what goes on and on is reported once"
     assert "bans_full" in observer.kinds
 
 
@@ -132,15 +130,13 @@ async def views_of_bans(store: Any, subjects: list[str]) -> dict[str, dict[str, 
     for key in subjects:
         subject = parse_address(key.partition("/")[0]) if "/" in key else key
         views["found"][key] = await settle(store.bans.find([key])) is not None
-        views["refused"][key] = not await settle(store.hit(((bucket("1000000/hour"), "user:who", 1),), [subject]))
+        views["refused"][key] = not await settle(store.hit(((PLENTY, "user:who", 1),), [subject]))
     return views
 
 
 @ALL
-async def test_a_ban_is_in_force_for_every_question_or_for_none_also_where_unix_time_was_set_back(
-    opened: Opened, kind: str, rng: random.Random
-) -> None:
-    """Whatever has swept the ban meanwhile, and whichever worker is asked."""
+async def test_a_ban_is_in_force_for_every_question_or_for_none(opened: Opened, kind: str, rng: random.Random) -> None:
+    """Also where Unix time was set back, whatever has swept the ban meanwhile, and whichever worker is asked."""
     start_us = 10**15
     clock, wall = FakeClock(start_us), FakeClock(start_us)
     workers = [opened(clock=clock, wall_clock=wall) for _ in range(1 if kind == "memory" else 2)]
@@ -163,7 +159,7 @@ async def test_a_ban_is_in_force_for_every_question_or_for_none_also_where_unix_
                 wall.set(max(wall.now_us - rng.choice((1, 3, 6)) * SECOND_US, start_us))
             case "sweep":
                 for _ in range(4):
-                    await settle(worker.hit(((bucket("1000000/hour"), f"user:{turn}", 1),)))
+                    await settle(worker.hit(((PLENTY, f"user:{turn}", 1),)))
             case "join" if len(workers) > 1:
                 workers = [opened(clock=clock, wall_clock=wall), *workers[:3]]
         seen = [await views_of_bans(each, subjects) for each in workers]
@@ -172,13 +168,12 @@ async def test_a_ban_is_in_force_for_every_question_or_for_none_also_where_unix_
 
 
 @HERE
-async def test_strikes_that_have_left_hold_no_room_for_those_of_other_policies(opened: Opened) -> None:
-    clock, observer = FakeClock(10**15), RecordingObserver()
+async def test_strikes_that_have_left_take_no_room_of_others(opened: Opened, observer: RecordingObserver) -> None:
+    clock = FakeClock(10**15)
     store = opened(max_keys=10, clock=clock)
-    store.observe(observer)
     old, new = (BanPolicy("3/minute", "10m", name=name) for name in ("old", "new"))
     await strike(store, old, *(f"user:{number}" for number in range(8)))
-    await strike(store, old, *(f"user:{number}" for number in range(0, 8, 2)), weight=2)  # who is banned has none left
+    await strike(store, old, *(f"user:{number}" for number in range(0, 8, 2)), weight=2)  # a banned key has none left
     for _ in range(3):  # in memory a window goes at most two windows after its last strike
         clock.advance("2m")
         await strike(store, old, "sweeps")
@@ -190,8 +185,7 @@ async def test_strikes_that_have_left_hold_no_room_for_those_of_other_policies(o
 
 @HERE
 async def test_a_strike_without_room_for_a_window_is_not_counted_and_nobody_shares_one(opened: Opened) -> None:
-    observer = RecordingObserver(without=["banned", "keys_shared"])
-    store = opened(max_keys=4, clock=FakeClock(10**15))
+    observer, store = RecordingObserver(without=["banned", "keys_shared"]), opened(max_keys=4, clock=FakeClock(10**15))
     store.observe(observer)
     one, two = (BanPolicy("2/minute", "10m", name=name) for name in ("one", "two"))
     for policy in (one, two):
@@ -204,7 +198,7 @@ async def test_a_strike_without_room_for_a_window_is_not_counted_and_nobody_shar
     assert (await settle(store.hit(((bucket("5/minute"), "user:eve", 1),)))).allowed, "which a shared cell counts"
     assert await settle(store.bans.unban("user:bob", "ann"))
     assert await strike(store, two, "user:dan", "user:eve") == [False, False]
-    assert observer.kinds == ["strikes_dropped"], "who is forgiven leaves room"
+    assert observer.kinds == ["strikes_dropped"], "a key that is forgiven leaves room"
     assert await strike(store, one, "user:ann") == [True]
     assert await strike(store, two, "user:ann", "user:dan", "user:eve") == [False, True, True]
 
@@ -293,13 +287,10 @@ class Crowded(Player):
     async def _reset(self, key: str | None) -> None:
         await super()._reset(key)
         if key is None:
-            used = [
-                view.used
-                for rule, whose in self.named
-                if not self.buckets[rule].is_permit
-                for view in await views_of(self.store, whose, self.buckets[rule])
-            ]
-            assert not any(used), "cells are forgotten as well"
+            for rule, whose in self.named:
+                if not self.buckets[rule].is_permit:
+                    used = [view.used for view in await views_of(self.store, whose, self.buckets[rule])]
+                    assert not any(used), "cells are forgotten as well"
             if isinstance(self.store, MemoryStore) and not any(bucket.is_permit for bucket in self.buckets):
                 assert self.store.key_count() == 0
 

@@ -1,4 +1,4 @@
-"""A child of fork waits for no thread that it does not have, and begins anew where it has to."""
+"""A child of fork waits for no thread that it does not have, and starts again where it has to."""
 
 import signal
 import sys
@@ -38,7 +38,7 @@ def forked(answer: Callable[[], object]) -> None:
     assert outcome(*actor(work))[1] == 0
 
 
-def test_what_belongs_to_the_parent_alone_begins_anew_in_a_child_as_long_as_it_lives() -> None:
+def test_what_belongs_to_the_parent_alone_starts_again_in_a_child_as_long_as_it_lives() -> None:
     begun: list[str] = []
     kept, gone = ForkHook(lambda: begun.append("kept")), ForkHook(lambda: begun.append("gone"))
     del gone
@@ -138,9 +138,7 @@ def test_a_child_goes_on_at_whatever_line_another_thread_of_its_parent_was(numbe
 @pytest.mark.all
 @pytest.mark.interpreted("lines of compiled code are not traced")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_child_looks_at_a_file_at_which_another_thread_of_its_parent_was_looking(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_reads_a_file_amid_a_parent_s_look(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher, "now_s", watcher.now_s)  # the file replaces it
     followed = Followed(tmp_path, kind)
     followed.follow()

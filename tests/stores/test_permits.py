@@ -326,9 +326,7 @@ def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Opened, clock:
 
 
 @IN_REDIS
-async def test_a_foreign_value_stops_no_other_renewal(
-    hire: Opened, clock: FakeClock, servers: list[RedisServer]
-) -> None:
+async def test_a_foreign_value_stops_no_renewals(hire: Opened, clock: FakeClock, servers: list[RedisServer]) -> None:
     holds, other = (hire(readable=True, prefix="foreign") for _ in range(2))
     held = [await take(holds, key) for key in ("ann", "bob", "eve")]
     ((name, owner),) = [(name, at) for at in servers for name in at.command("KEYS", "{foreign}:w:bob*")]

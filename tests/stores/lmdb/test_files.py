@@ -114,9 +114,7 @@ ON_A_DISK = pytest.mark.skipif(not takes_space(Path(tempfile.gettempdir())), rea
 
 
 @ON_A_DISK
-def test_a_file_takes_all_its_space_when_it_is_made_and_only_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_takes_all_its_space_at_its_start_and_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = python("print(LmdbStore(path).hit(((asked, 'ann', 1),)).remaining)", tmp_path / "default")
     assert (said, taken(tmp_path / "default") // MIB) == ("4\n", 256)
     LmdbStore(tmp_path / "store", max_map_size=2 * MIB).close()

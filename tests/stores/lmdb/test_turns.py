@@ -122,9 +122,7 @@ async def test_nothing_that_is_asked_on_a_loop_makes_it_wait(store: Any, name: s
 
 
 @pytest.mark.parametrize("holds", [thread_hangs, gate_held])
-async def test_bans_are_counted_at_once_by_their_last_number_where_somebody_holds_the_files(
-    store: Any, holds: Any
-) -> None:
+async def test_bans_are_counted_by_their_last_number_where_somebody_holds_the_files(store: Any, holds: Any) -> None:
     with holds(store):
         assert store.bans.count() is None
     assert store.bans.count() == 0
@@ -173,9 +171,7 @@ async def test_on_a_loop_the_deadline_decides_whoever_holds_the_files(store: Any
     assert (await ask(limiter, way)).remaining == 99, "who was given up has charged nothing"
 
 
-async def test_a_thread_waits_for_others_of_its_process_beyond_its_deadline(
-    store: Any, observer: RecordingObserver
-) -> None:
+async def test_a_thread_waits_for_others_beyond_its_deadline(store: Any, observer: RecordingObserver) -> None:
     limiter = Limiter(store, deadline="5ms", on_error="deny", observers=[observer])
     with thread_hangs(store):
         asked = [asyncio.create_task(ask(limiter, "thread")) for _ in range(3)]

@@ -210,9 +210,7 @@ async def test_a_limiter_is_made_at_once_and_its_first_requests_are_answered(
 
 
 @pytest.mark.parametrize("where", ["there", "closed"])
-async def test_an_application_connects_while_it_starts_and_starts_without_a_server(
-    where: str, deployment: Deployment
-) -> None:
+async def test_an_application_connects_as_it_starts_also_without_a_server(where: str, deployment: Deployment) -> None:
     """Connecting takes several times of what the wire needs for one answer, and a request waits for one of these."""
     observer = RecordingObserver()
 
@@ -651,9 +649,7 @@ def url_of(sentinels: list[Sentinel]) -> str:
 @pytest.mark.all
 @pytest.mark.parametrize("when", ["from the start", "in between"])
 @pytest.mark.parametrize("trouble", [Sentinel.kill, Sentinel.pause])
-async def test_one_live_sentinel_shows_a_failover(
-    trouble: Any, when: str, pair: ReplicaPair, sentinels: list[Sentinel]
-) -> None:
+async def test_one_sentinel_is_enough(trouble: Any, when: str, pair: ReplicaPair, sentinels: list[Sentinel]) -> None:
     *sick, live = sentinels
 
     def fails_over() -> bool:
