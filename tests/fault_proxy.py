@@ -26,7 +26,7 @@ CHUNK: Final = 65_536
 
 
 class FaultProxy:
-    """Forwards between clients and one server, and does what it is told on the way back.
+    """Forwards between clients and one server, and disturbs what comes back.
 
     Attributes:
         accepted: How many connections there have been.
@@ -38,8 +38,7 @@ class FaultProxy:
     def __init__(self, target: int, port: int = 0, *, tls: ssl.SSLContext | None = None) -> None:
         self.target, self.port, self.tls = target, port, tls
         self.delay_s = 0.0
-        self.accepted = 0
-        self.requests = 0
+        self.accepted = self.requests = 0
         self._left: int | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -134,7 +133,7 @@ class FaultProxy:
 
 
 async def stop_listening(server: asyncio.Server) -> None:
-    """Close a server at a moment when it lets nobody in: until 3.12 asyncio loses who is let in just then."""
+    """Close a server at a moment when it lets nobody in: until 3.12 asyncio loses a client that is let in just then."""
     while True:
         running = {getattr(task.get_coro(), "__name__", "") for task in asyncio.all_tasks()}
         if "_accept_connection2" not in running:

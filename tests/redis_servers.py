@@ -30,7 +30,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -181,9 +180,8 @@ class RedisServer:
 
     def command(self, *words: str | int | bytes, bound_s: float = BOUND_S) -> Any:
         once = Retry(NoBackoff(), 0)
-        with redis.Redis(
-            unix_socket_path=str(self.socket), password=self.password, socket_timeout=bound_s, retry=once, protocol=2
-        ) as client:
+        at: Any = {"unix_socket_path": str(self.socket), "password": self.password, "protocol": 2}
+        with redis.Redis(**at, socket_timeout=bound_s, retry=once) as client:
             return client.execute_command(*words)
 
     def info(self, section: str) -> dict[str, Any]:
@@ -250,8 +248,7 @@ class Together:
     """Servers that are started together, and know each other from then on."""
 
     servers: Sequence[RedisServer]
-    join: Any
-    """Makes servers that run know each other."""
+    join: Any  # makes servers that run know each other
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -284,18 +281,16 @@ class RedisCluster(Together):
                 low, high = number * SLOTS // MASTERS, (number + 1) * SLOTS // MASTERS
                 server.command("CLUSTER", "ADDSLOTS", *range(low, high))
         until(self._have_met, "nodes meet")
-        for replica in self.servers[MASTERS:]:
+        replicas = self.servers[MASTERS:]
+        for replica in replicas:
             replica.command("CLUSTER", "REPLICATE", self.node_id(first))
         self.wait_ok()
-        for replica in self.servers[MASTERS:]:
-            until(partial(_follows, replica), "a replica follows")
+        until(lambda: all(map(_follows, replicas)), "replicas follow")
 
     def _have_met(self) -> bool:
-        """Tell whether all nodes know each other; who is late is introduced again, because introductions expire."""
+        """Return whether all nodes know each other; late ones are introduced again, because introductions expire."""
         ids = {self.node_id(server) for server in self.servers}
-        late = [
-            server for server in self.servers if ids != {row[0] for row in _table(server) if "handshake" not in row[2]}
-        ]
+        late = [one for one in self.servers if ids != {row[0] for row in _table(one) if "handshake" not in row[2]}]
         for server in late:
             for other in self.servers:
                 if other is not server:
@@ -345,9 +340,9 @@ class RedisCluster(Together):
     @contextmanager
     def migrating(self, slot: int, target: RedisServer) -> Iterator[RedisServer]:
         """Hold a slot in the middle of its move: the old owner answers ASK for what it no longer has. Then finish."""
-        # The new owner raises its epoch above those that it has heard of. If a higher one reached it only later, it
+        # The new owner raises its epoch above those that it knows of. If a higher one reached it only later, it
         # would give the slot back to a server that has given it away: nobody would serve it any more.
-        until(self._epochs_agree, "the nodes of a cluster have heard of each other's epochs")
+        until(self._epochs_agree, "the nodes of a cluster know each other's epochs")
         source = self.owner(slot)
         target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.node_id(source))
         source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.node_id(target))
@@ -370,7 +365,7 @@ class ReplicaPair(Together):
     def join(self) -> None:
         """Let the replica follow the master; come back when it has the master's data."""
         self.replica.command("REPLICAOF", HOST, self.master.port)
-        until(partial(_follows, self.replica), "the replica follows")
+        until(lambda: _follows(self.replica), "the replica follows")
 
     def wait_copied(self) -> None:
         """Come back when the replica has everything that was written to the master until now."""
@@ -412,7 +407,7 @@ def _table(server: RedisServer) -> list[list[str]]:
 
 
 def _slots_of(server: RedisServer) -> frozenset[tuple[int, int, str]]:
-    """Return who has which slots, as a server knows it."""
+    """Return which node has which slots, as a server knows it."""
     rows = server.command("CLUSTER", "SLOTS")
     return frozenset((low, high, node.decode()) for low, high, (_, _, node, *_), *_ in rows)
 

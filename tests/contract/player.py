@@ -172,7 +172,7 @@ class Player:
         """Assert that no window that ends now holds more admitted units than its amount, whatever else is charged."""
         for bucket, key, _ in last.checks:
             for limit in bucket.limits:
-                counting = self.holding  # who has a permit has it until it hands it back
+                counting = self.holding  # a permit is held until it is refunded
                 if not isinstance(limit, Concurrency):
                     since_us = _since_us(limit, self.clock.now_us)
                     counting = [decision for at_us, decision in self.admitted if at_us >= since_us]

@@ -134,7 +134,7 @@ def bucket(limits: str | Quota, rule: str = "rule", *, count_denied: bool = Fals
 
 
 def with_examples(drawn: SearchStrategy[T], play: Callable[[T], Coroutine[Any, Any, None]], fewer: int = 1) -> None:
-    """Play as many examples of a strategy as Hypothesis is told to, or so many times fewer, on one event loop."""
+    """Play as many examples of a strategy as Hypothesis has to, or so many times fewer, on one event loop."""
     with asyncio.Runner() as runner:
 
         @settings(deadline=None, max_examples=settings().max_examples // fewer)
@@ -334,7 +334,7 @@ class StoreContract(RandomContract, StatsContract):
 
     @with_store
     async def test_bans_of_its_keys_and_subjects_alone_refuse_a_question(self, store: StoreHarness) -> None:
-        """One without limits, too, as of a customer who has none."""
+        """Also one without limits."""
         checks = ((bucket("99/minute"), "ann", 1), (bucket("99/minute", "other"), "bob", 1))
         address = parse_address("192.0.2.7")
         assert address is not None

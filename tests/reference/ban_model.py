@@ -153,7 +153,7 @@ class BanModel:
 
 
 def _is_wide(ban: Made) -> bool:
-    """Return whether a ban refuses the addresses of a network, and not only who is counted by its key."""
+    """Return whether a ban refuses the addresses of a network, and not only the client that is counted by its key."""
     try:
         network = ipaddress.ip_network(ban.key)
         return not ban.level and network.prefixlen != {4: 32, 6: 64}[network.version]

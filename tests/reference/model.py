@@ -188,9 +188,6 @@ class ModelPermits(ModelQuota):
     def touch(self, amount: int, now_us: int) -> None:
         """Do nothing: permits have no time."""
 
-    def reset(self) -> None:
-        """Do nothing."""
-
     def wait_us(self, amount: int, cost: int, now_us: int) -> int | None:
         """Return how long a cost has to wait; None if it exceeds the amount."""
         return super().wait_us(amount, cost, now_us=-OPEN_US)
@@ -285,10 +282,10 @@ class Model:
     def reset(self, key: str | None) -> bool:
         """Reset every window of a key, or of all keys; return whether there were units that had not expired."""
         windows = [window for (_, whose, _), window in self._windows.items() if key in (whose, None)]
-        had_units = any(window.holds_units for window in windows)
-        for window in windows:
+        held = [window for window in windows if window.holds_units]
+        for window in held:
             window.reset()
-        return had_units
+        return bool(held)
 
     def _asks(self, checks: Sequence[Check], now_us: int) -> list["Ask"]:
         asks = [

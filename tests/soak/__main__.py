@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 import time
+from asyncio import StreamReader, StreamWriter
 from collections import Counter, defaultdict
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -89,14 +90,12 @@ PATHS = ("/counts", "/counts", "/exact", "/stream", "/maybe?status=200", "/maybe
 
 
 class Visitors:
-    """Sends requests to a port from many clients until it is told to stop."""
+    """Sends requests to a port from many clients."""
 
     def __init__(self, port: int, chance: random.Random) -> None:
         self.answers: list[Answer] = []
-        self.cut = 0
-        self.hung = 0
-        self._port = port
-        self._chance = chance
+        self.cut = self.hung = 0
+        self._port, self._chance = port, chance
         self.stopped = False
 
     async def send(self, clients: int, greedy: int) -> None:
@@ -109,7 +108,7 @@ class Visitors:
     async def _visit(self, number: int, pause_s: float) -> None:
         # Two tasks for each client, so that its requests also come side by side.
         client = f"198.51.100.{number // 2 + 1}" if number % 4 < 2 else f"2001:db8:0:{number // 2 + 1:x}::1"
-        connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        connection: tuple[StreamReader, StreamWriter] | None = None
         while not self.stopped and len(self.answers) < MOST_ANSWERS:
             leaves = self._chance.random() < 0.05
             path = "/counts" if pause_s < 0.01 and self._chance.random() < 0.8 else self._chance.choice(PATHS)
@@ -130,9 +129,7 @@ class Visitors:
         if connection is not None:
             connection[1].close()
 
-    async def _ask(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client: str, path: str, leaves: bool
-    ) -> bool:
+    async def _ask(self, reader: StreamReader, writer: StreamWriter, client: str, path: str, leaves: bool) -> bool:
         """Send one request and record its answer; return whether the connection can be used again."""
         sent_s = time.monotonic()
         writer.write(f"GET {path} HTTP/1.1\r\nHost: soak\r\nX-Forwarded-For: {client}\r\n\r\n".encode())
@@ -140,15 +137,13 @@ class Visitors:
             self.cut += 1
             return False  # before the answer
         head = await reader.readuntil(b"\r\n\r\n")
-        received_s = time.monotonic()
-        status = int(head[9:12])
+        received_s, status = time.monotonic(), int(head[9:12])
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
         body = b""
         if not leaves:  # else it leaves in the middle of a stream
             length = fields.get(b"content-length")
             body = await (reader.readexactly(int(length)) if length else reader.readuntil(b"0\r\n\r\n"))
-        banned = b"abnormal-usage-detected" in body
-        retry_after_s = int(fields.get(b"retry-after", 0))
+        banned, retry_after_s = b"abnormal-usage-detected" in body, int(fields.get(b"retry-after", 0))
         path = path.partition("?")[0]
         self.answers.append(Answer(client, path, status, sent_s, received_s, banned, retry_after_s))
         return not leaves and fields.get(b"connection") != b"close"
@@ -222,9 +217,7 @@ async def _at_rest(fleet: Fleet) -> list[str]:
         nonlocal found
         lives = fleet.running
         if len(lives) >= fleet.count and all(said[-1].at_s >= quiet_s for said in lives.values()):
-            found = [
-                line for pid, samples in lives.items() for line in leaked(f"worker {pid}", samples[0], samples[-1])
-            ]
+            found = [line for pid, said in lives.items() for line in leaked(f"worker {pid}", said[0], said[-1])]
         return not found
 
     with suppress(TimeoutError):

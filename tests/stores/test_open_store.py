@@ -47,11 +47,11 @@ ADDRESSES = {
         f"h:26379 main sentinel_username='s' sentinel_password='a+b&c' {LOGIN}"
     ),
 }
-"""Addresses, and what their client is told."""
+"""Addresses, and what their client gets."""
 
 
 def settings_of(url: str) -> str:
-    """Return what the client for an address was told: hosts, the service, and some of its settings."""
+    """Return what the client for an address got: hosts, the service, and some of its settings."""
     client: Any
     client, _ = open_client(url, {})
     if isinstance(client, RedisCluster):

@@ -1,4 +1,4 @@
-"""Permits over several workers: who has them, how leases are renewed, and how they come back, also from the dead."""
+"""Permits over several workers: how leases are renewed, and how they come back, also from the dead."""
 
 import asyncio
 import gc
@@ -381,5 +381,5 @@ def test_a_row_without_permits_is_renewed_once_more() -> None:
     decision = Decision(True, Reason.OK, 0, ((TWO, "ann", 2),), [(2, 0, 0, 0)], None)
     held.hold(decision, lambda bucket, key: "row")
     assert decision.begin_refund()
-    assert (held.units("row"), held.rows()) == (0, ["row"]), "who only looks at it writes nothing"
+    assert (held.units("row"), held.rows()) == (0, ["row"]), "a look writes nothing"
     assert (held.units_to_write("row"), held.rows()) == (0, [])

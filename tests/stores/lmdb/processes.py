@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,7 @@ def counts_file(path: str | Path) -> Path:
 
 
 def files_open_in(path: Path) -> list[str]:
-    found = list[str]()
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # that of the list itself
-            found.append(os.readlink(link))
+    found = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
     return [name for name in found if name.startswith(str(path))]
 
 
@@ -164,9 +161,7 @@ def answer_there(path: str, now_us: int, name: str, arguments: Any) -> Any:
     clock.set(now_us)
     if name == "listed":
         return listed(store)
-    asked = store
-    if name == "find":
-        asked = store.bans
+    asked: Any = store.bans if name == "find" else store
     answer = getattr(asked, name)(*arguments)
     # A pickled decision has nothing to hand back.
     return (answer, answer.reservations) if isinstance(answer, Decision) else answer

@@ -1,6 +1,6 @@
 """The LMDB store: the contract in one process and over two, when a transaction takes place, and operators' commands.
 
-With several processes: exact together, whoever is killed or stopped, and when.
+Several processes are exact together, also when some are killed or stopped.
 """
 
 import asyncio

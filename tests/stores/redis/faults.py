@@ -129,7 +129,7 @@ async def loading(deployment: Deployment) -> AsyncIterator[None]:
     deployment.server.command("DEBUG", "POPULATE", 12_000, "filler", 5_000)
     deployment.server.command("SAVE")
     deployment.server.kill()
-    # Redis 6.2 looks up from loading every 2 MB, newer ones more often if they are told to.
+    # Redis 6.2 looks up from loading every 2 MB, newer ones more often by an option.
     often = ("--loading-process-events-interval-bytes", "1024") if version_of(deployment.server.program) >= (7,) else ()
     deployment.server.start("--key-load-delay", "300", *often, wait=False)
     until(lambda: _error_of(deployment, "GET", "key").startswith("LOADING"), "the server loads")

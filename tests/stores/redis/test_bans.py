@@ -192,7 +192,7 @@ async def test_a_foreign_value_stops_those_who_need_it_until_it_is_gone_and_nobo
             await store.bans.ban("192.0.2.0/24", None, "", "ann")
 
 
-# -- Redis loses its data, or parts of it: workers notice, say so, and count anew --------------------------------------
+# -- Redis loses its data, or parts of it: workers notice, report it, and start again ----------------------------------
 
 POLICY = BanPolicy("3/hour", "1h", name="p")
 TEN = bucket("10/hour")
@@ -472,7 +472,7 @@ async def test_connections_take_new_tokens_and_so_do_those_of_the_users_client(s
         for number, new in enumerate(("second", "first", "second")):
             token = new
             server.command("CONFIG", "RESETSTAT")
-            await tokens.on_next.call_args.args[0](SimpleToken(token, -1, 0, {"oid": "ann"}))  # the last is told
+            await tokens.on_next.call_args.args[0](SimpleToken(token, -1, 0, {"oid": "ann"}))  # the last one gets it
             await asyncio.sleep(2 * line.IDLE_S)  # it is taken after a rest, or within a second
             answers = await asyncio.gather(*(hit(store, f"user:{number}:{n}", WIDE) for n in range(200)))
             assert all(answers)

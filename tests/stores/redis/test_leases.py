@@ -336,7 +336,7 @@ async def test_a_lease_is_spent_only_by_those_whom_redis_has_cleared_under_it(se
         await leased(store, tenant)
         assert (await settle(store.hit(tenant, bob))).reason is Reason.BANNED
         asked = [await asks(store, tenant, eve) for _ in range(3 * FEW)]
-        assert asked[0], "who has never been asked about"
+        assert asked[0], "a client that was never asked about"
         assert not all(asked)
 
 

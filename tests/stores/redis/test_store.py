@@ -264,7 +264,7 @@ async def test_no_request_is_decided_by_what_a_worker_knew_before_it_was_idle(
             for _ in range(2):
                 ahead.by_s += 1.0
                 assert await reasons(idle) == {Reason.BANNED}
-            assert await reasons(late) == {Reason.BANNED}, "as who starts now"
+            assert await reasons(late) == {Reason.BANNED}, "as a worker that starts now"
             assert (await hit(idle, "user:ann", plenty)).reason is Reason.OK
             await operator.bans.unban(banned, "ann")
             assert await reasons(operator) == {Reason.OK}, "its own it knows at once"
