@@ -208,9 +208,7 @@ def lengths_us(limit: AnyLimit) -> tuple[int, int]:
 def program(choices: Choices) -> Program:
     """Return a program: rules, a start time, and moves until the choices are used up."""
     rules = tuple(choices.rule() for _ in range(choices.pick((1, 1, 2, 3))))
-    count_denied = tuple(
-        choices.pick((False, False, True)) and not isinstance(limits[0], Concurrency) for limits in rules
-    )
+    count_denied = tuple(choices.pick((False, False, True)) and not isinstance(rule[0], Concurrency) for rule in rules)
     counts_periods = any(isinstance(limit, Quota) for limits in rules for limit in limits)  # by Unix time
     early = () if counts_periods else (0, choices.below(10**9))
     start_us = choices.pick((*early, YEAR_2100_US, SUMMER_TIME_US))

@@ -8,13 +8,13 @@ over, how long the longest hit took, and by how much the event loop itself was l
 any wait. Wrong are hits that passed beyond a limit of 1,000 an hour, or in spite of a ban.
 """
 
-import argparse
 import asyncio
 import logging
 import signal
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -206,9 +206,7 @@ async def played(name: str) -> Record:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="dev.py faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser("dev.py faults", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("faults", nargs="*", metavar="FAULT", help="parts of their names; by default all")
     parser.add_argument("--runs", type=int, default=1, help="how often each is played")
     options = parser.parse_args()
@@ -218,10 +216,8 @@ def main() -> int:
     for name in [name for name in SCENES if any(part in name for part in options.faults or [""])] * options.runs:
         record = asyncio.run(played(name))
         counts = f"{record.hits:>9,}{len(record.undecided_s):>10,}{record.wrong:>6}"
-        print(
-            f"{name:36}{counts}{record.back_s:>13.2f}{record.longest_s * 1000:>11.0f}{record.late_s * 1000:>13.0f}",
-            flush=True,
-        )
+        times = f"{record.back_s:>13.2f}{record.longest_s * 1000:>11.0f}{record.late_s * 1000:>13.0f}"
+        print(f"{name:36}{counts}{times}", flush=True)
         wrong += record.wrong
     return 1 if wrong else 0
 

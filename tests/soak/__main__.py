@@ -9,7 +9,6 @@ answers that the clients saw are checked: no window held more than its limit, no
 may not have grown, nor have tasks or files left over. The exit code is 1 if a promise was broken.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -20,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from asyncio import StreamReader, StreamWriter
 from collections import Counter, defaultdict
 from contextlib import ExitStack, suppress
@@ -256,9 +256,7 @@ def _unseen(answers: list[Answer]) -> set[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="dev.py soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser("dev.py soak", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=2.0, help="of all parts together")
     parser.add_argument("--seed", type=int, default=None, help="of what clients do, and of the faults")
     parser.add_argument("--workers", type=int, default=3, choices=range(2, 17), metavar="2..16")

@@ -63,7 +63,6 @@ async def sample() -> None:
 
 
 def make() -> Starlette:
-    """Return the application that a soak asks."""
     # With "deny" nothing passes uncounted while a store is away, so that every bound can be checked all the time.
     limiter = Limiter.from_url(os.environ["STORE"], deadline="250ms", on_error="deny")
 

@@ -47,7 +47,6 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def observer() -> RecordingObserver:
-    """What the stores of a test tell."""
     return RecordingObserver()
 
 

@@ -21,7 +21,7 @@ def fork_in_c() -> int:
     return int(ctypes.PyDLL(None).fork())
 
 
-def actor(act: Callable[[int], None], fork: Callable[[], int] = fork) -> tuple[int, int]:
+def actor(act: Callable[[int], object], fork: Callable[[], int] = fork) -> tuple[int, int]:
     """Fork a process that acts on the writing end of a pipe; return its id and the reading end."""
     reading, writing = os.pipe()
     pid = fork()
@@ -46,11 +46,6 @@ def outcome(pid: int, reading: int) -> tuple[bytes, int]:
     return written, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def end(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
 @contextmanager
 def child(act: Callable[[], object], ends_by: signal.Signals = signal.SIGCONT) -> Iterator[int]:
     """Fork a process that does something, sends itself the signal `ends_by`, and stays where it is until the end."""
@@ -71,4 +66,5 @@ def child(act: Callable[[], object], ends_by: signal.Signals = signal.SIGCONT) -
     finally:
         os.close(reading)
         with suppress(ProcessLookupError, ChildProcessError):
-            end(pid)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

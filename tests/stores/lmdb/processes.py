@@ -84,7 +84,6 @@ def gate_held(store: Any) -> Iterator[int]:
 
 
 def counts_file(path: str | Path) -> Path:
-    """Return the file of counts."""
     (found,) = Path(path).glob("counts-*")
     return found
 

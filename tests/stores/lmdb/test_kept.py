@@ -271,7 +271,6 @@ def opened_kept(machine: Machine) -> Any:
 
 
 def rows_kept(machine: Machine) -> dict[bytes, Any]:
-    """Return the rows of the file, by their keys."""
     with opened_kept(machine) as file, file.begin() as txn:
         names = [name for name in ("bans", "levels", "windows") if txn.get(name.encode())]
         dbs = [file.open_db(name.encode(), txn=txn, create=False) for name in names]
@@ -473,9 +472,7 @@ class Restarts(BanPlayer):
             case 7:
                 await self._fail(lambda: self.store.charge(((PLAN, key, 1),)))
         await super()._move()
-        assert await settle(self.store._batcher.run(is_index_exact, needs_room=False)), (
-            "or a tool that bans again and again fills it"
-        )
+        assert await settle(self.store._batcher.run(is_index_exact, needs_room=False)), "else repeated bans fill it"
 
     def _cut_off(self, size: int | None) -> None:
         """Cut the file off while nobody copies, who would be killed, or delete it."""

@@ -55,8 +55,6 @@ from .processes import (
 
 
 class InFiles:
-    """Environments of one test after the other."""
-
     @pytest.fixture(autouse=True)
     def _root(self, tmp_path: Path) -> None:
         self.root, self.numbers = tmp_path, itertools.count()

@@ -220,9 +220,7 @@ def test_a_sweep_of_a_rule_with_many_keys_takes_short_steps_and_forgets_no_shard
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signal interrupts a lock here")
 @pytest.mark.parametrize("keys", [("ann",), ("ann", "bob", "eve", "kim", "zoe")])
-def test_a_thread_that_is_interrupted_while_it_waits_leaves_all_locks_free(
-    store: MemoryStore, keys: tuple[str, ...]
-) -> None:
+def test_a_thread_that_is_interrupted_in_a_wait_leaves_locks_free(store: MemoryStore, keys: tuple[str, ...]) -> None:
     """And gets nothing but the interrupt, which a signal handler has raised."""
     checks, last = [(LIMITED, key, 1) for key in keys], store._shards[max(map(store._shard_of, keys))]
     waits = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))

@@ -10,7 +10,6 @@ from .stores import Ahead
 
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> Ahead:
-    """By how many seconds the clocks of stores go before those of `time`."""
     ahead = Ahead()
     clocks = {
         "monotonic": lambda: time.monotonic() + ahead.by_s,

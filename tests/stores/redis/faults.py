@@ -57,9 +57,8 @@ async def on_a_cluster() -> AsyncIterator[Deployment]:
             proxies = [FaultProxy(server.port, server.front) for server in servers]
             for proxy in proxies:
                 await stack.enter_async_context(proxy)
-            yield Deployment(
-                "redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies), servers, proxies
-            )
+            hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+            yield Deployment(f"redis+cluster://{hosts}", servers, proxies)
 
 
 DEPLOYMENTS: Final = {"server": on_a_server, "sentinel": behind_a_sentinel, "cluster": on_a_cluster}

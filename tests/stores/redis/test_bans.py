@@ -435,9 +435,7 @@ async def test_a_client_of_any_settings_is_one_to_connect_as(server: RedisServer
 
 @pytest.mark.parametrize("running", ["server", "cluster"])
 @pytest.mark.parametrize("stands_still", [False, True])
-async def test_the_end_of_an_idle_connection_is_free(
-    running: str, stands_still: bool, request: pytest.FixtureRequest
-) -> None:
+async def test_an_idle_connection_may_end(running: str, stands_still: bool, request: pytest.FixtureRequest) -> None:
     deployment, observer = request.getfixturevalue(running), RecordingObserver()
     async with Limiter(store_of(deployment), deadline="60s", on_error="deny", observers=[observer]) as limiter:
         for spent in range(1, 4):

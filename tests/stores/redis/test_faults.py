@@ -350,9 +350,8 @@ async def test_requests_that_end_during_an_outage_hold_no_permits_after_it(deplo
         async with troubled, well:
             under_way = asyncio.ensure_future(call(here))
             await begun.wait()
-            await eventually(
-                partial(answers, 429)
-            )  # a machine that stops for a lease frees the permit until its next renewal
+            # A machine that stops for a lease frees the permit until its next renewal.
+            await eventually(partial(answers, 429))
             await deployment.proxy.refuse()
             with pytest.raises(StoreError):
                 await troubled.store.renew_permits()

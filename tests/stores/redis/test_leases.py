@@ -80,7 +80,6 @@ async def leasing(server: Any, many: int = 1, **options: Any) -> AsyncIterator[l
 
 @pytest.fixture
 async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
-    """A store with leases."""
     async with leasing(server) as (store,):
         yield store
 
