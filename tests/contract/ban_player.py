@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any
 
 from slidegate import BanPolicy
 from slidegate.core import Ban, BanSubject, Bucket, Reason, Store, parse_address, parse_limits
@@ -17,7 +17,6 @@ from ..reference.ban_model import BanModel, Made
 from .player import listed, same, settle, shown_with
 from .programs import SECOND_US, YEAR_2100_US, Choices
 
-NewStore: TypeAlias = Callable[[FakeClock], Store | Awaitable[Store]]
 HAND = "hand"
 MANY = Bucket("rule", parse_limits("3600/400d @3600"))
 EVERYONE = "everyone"
@@ -46,7 +45,7 @@ class BanPlayer:
         choices: The source of choices.
     """
 
-    def __init__(self, new_store: NewStore, choices: Choices) -> None:
+    def __init__(self, new_store: Callable[[FakeClock], Store | Awaitable[Store]], choices: Choices) -> None:
         self.new_store = new_store
         self.choices = choices
         self.clients = (*CLIENTS, drawn_client(choices), drawn_client(choices))

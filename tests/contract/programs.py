@@ -11,8 +11,6 @@ from slidegate.core.limits import MAX_AMOUNT
 
 KEYS = ("ann", "ann\0", "\xff" * 32)
 """Any text of 64 bytes is a key, also one that begins as another does."""
-MIN_WINDOW_US = 1_000
-MAX_DRAWN_WINDOW_US = 120_000_000
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
 HOUR_US = 60 * MINUTE_US
@@ -126,7 +124,7 @@ class Choices:
 
     def limit(self) -> Limit:
         """Choose a limit with a resolution from 1 to 128, and a window that slices divide evenly or not."""
-        drawn_us = MIN_WINDOW_US + self.below(MAX_DRAWN_WINDOW_US)
+        drawn_us = 1_000 + self.below(120 * SECOND_US)
         window_us = self.pick((1_000, 1_001, 99_999, 10_000_000, 60_000_000, drawn_us))
         highest = min(128, window_us // 10)
         resolution = 1 + self.below(self.pick((3, 10, highest, highest)))

@@ -1,6 +1,8 @@
 """Stores of each kind, and servers that tests of stores share. A test that stops or fills a server starts its own."""
 
 import os
+import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from ..contract.player import settle
 from ..contract.programs import YEAR_2100_US
 from ..redis_servers import VALKEY, RedisServer
 from .redis.faults import Deployment, on_a_server
-from .redis.stores import store_of
+from .redis.stores import Ahead, store_of
 
 Opened: TypeAlias = Callable[..., Any]
 """Opens a store, given its options; those of one kind at one `place` share their data, where processes do."""
@@ -93,6 +95,21 @@ async def deployment() -> AsyncIterator[Deployment]:
     """A Redis server of the test alone, with a proxy before it."""
     async with on_a_server() as deployment:
         yield deployment
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> Ahead:
+    ahead = Ahead()
+    clocks = {
+        "monotonic": lambda: time.monotonic() + ahead.by_s,
+        "monotonic_ns": lambda: time.monotonic_ns() + int(ahead.by_s * 1e9),
+    }
+    ours = [module for name, module in sys.modules.items() if name.startswith("slidegate.stores.redis")]
+    found = [(module, name) for module in ours for name in clocks if name in vars(module)]
+    assert {name for _, name in found} == {*clocks}
+    for module, name in found:
+        monkeypatch.setattr(module, name, clocks[name])
+    return ahead
 
 
 @pytest.fixture(scope="session")

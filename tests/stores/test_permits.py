@@ -169,17 +169,11 @@ async def test_calls_that_are_in_flight_together_lose_no_permit(hire: Opened, rn
     assert [decision.allowed for decision in held] == [True] * 7 + [False]
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The options of a store with a lease that is shorter than allowed, because it passes in real time."""
-    monkeypatch.setattr(leases, "_MIN_US", 1)
-    return {"permit_lease": "100ms"}
-
-
 @pytest.mark.parametrize("way", ["hit", "charge"])
-async def test_a_lease_is_renewed_by_itself(way: str, hire: Opened, short: dict[str, str], clock: FakeClock) -> None:
+async def test_leases_are_renewed(way: str, hire: Opened, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that of a hit that had to wait longer than to its renewal, as one does that finds the files held."""
-    holds, other = (hire(**short) for _ in range(2))
+    monkeypatch.setattr(leases, "_MIN_US", 1)  # it passes in real time
+    holds, other = (hire(permit_lease="100ms") for _ in range(2))
     waiting: AbstractContextManager[object] = nullcontext()
     if type(holds).__name__ == "LmdbStore" and way == "hit":
         from .lmdb.processes import gate_held  # not every Python has LMDB
@@ -196,7 +190,7 @@ async def test_a_lease_is_renewed_by_itself(way: str, hire: Opened, short: dict[
     assert await leave(holds, *held) == [True, True]
 
 
-def test_under_trio_a_lease_is_renewed_by_itself_too(in_file: Opened, clock: FakeClock) -> None:
+def test_under_trio_leases_are_renewed_too(in_file: Opened, clock: FakeClock) -> None:
     holds, other = (in_file(permit_lease="1s") for _ in range(2))
 
     async def main() -> None:

@@ -114,7 +114,7 @@ ON_A_DISK = pytest.mark.skipif(not takes_space(Path(tempfile.gettempdir())), rea
 
 
 @ON_A_DISK
-def test_a_file_takes_all_its_space_at_its_start_and_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_takes_its_space_when_it_is_made_and_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = python("print(LmdbStore(path).hit(((asked, 'ann', 1),)).remaining)", tmp_path / "default")
     assert (said, taken(tmp_path / "default") // MIB) == ("4\n", 256)
     LmdbStore(tmp_path / "store", max_map_size=2 * MIB).close()
@@ -212,22 +212,15 @@ def name_in(store_path: Path, pattern: str) -> str:
     return "." if pattern == "." else next(store_path.glob(pattern)).name
 
 
-STRANGE: dict[str, Callable[[Path], object]] = {
-    "a FIFO": os.mkfifo,
-    "a directory": Path.mkdir,
-    "a symbolic link": lambda path: path.symlink_to("victim"),
-}
-
-
-@pytest.mark.parametrize("what", STRANGE)
-def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(store_path: Path, what: str) -> None:
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("victim")])
+def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(store_path: Path, make: Callable[..., Any]) -> None:
     refused = []
     (store_path / "victim").write_bytes(b"precious")
     for number, pattern in enumerate(NAMES):
         path = shutil.copytree(store_path, store_path.with_name(str(number)))
         name = path / name_in(path, pattern)
         name.unlink()
-        STRANGE[what](name)
+        make(name)
         shown = stat.filemode(name.lstat().st_mode)
         refused += [f"lmdb: {name} is not a regular file ({shown}); remove it, or choose another path"] * 2
     code = """

@@ -38,16 +38,7 @@ from ...redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, f
 from ...remote_stores import hit_all
 from ...soak.checks import most_inside
 from .faults import DEPLOYMENTS, FAULTS, Deployment, on_a_cluster
-from .stores import (
-    eventually,
-    hit,
-    store_at,
-    store_of,
-    struck,
-    ticks_until_served,
-    until_answered,
-    workers_at,
-)
+from .stores import eventually, hit, store_at, store_of, struck, ticks_until_served, until_answered, workers_at
 from .worker import at_work
 
 pytestmark = needs_redis
@@ -210,7 +201,7 @@ async def test_a_limiter_is_made_at_once_and_its_first_requests_are_answered(
 
 
 @pytest.mark.parametrize("where", ["there", "closed"])
-async def test_an_application_connects_as_it_starts_also_without_a_server(where: str, deployment: Deployment) -> None:
+async def test_an_application_connects_as_it_starts_and_needs_no_server(where: str, deployment: Deployment) -> None:
     """Connecting takes several times of what the wire needs for one answer, and a request waits for one of these."""
     observer = RecordingObserver()
 

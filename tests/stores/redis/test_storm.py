@@ -58,14 +58,12 @@ CHECKS: Final = {key: ((Bucket("storm", limits), key, 1),) for key, limits in LI
 
 
 class Worker:
-    """Hits a store until it is ended."""
-
     def __init__(self, store: RedisStore, seed: int) -> None:
-        self.store, self.rnd, self.has_ended = store, random.Random(seed), False
+        self.store, self.rnd, self.ends = store, random.Random(seed), asyncio.Event()
         self.lines = list[str]()
 
     async def run(self) -> None:
-        while not self.has_ended:
+        while not self.ends.is_set():
             await asyncio.sleep(self.rnd.expovariate(HITS_A_SECOND / TASKS / 10))
             for turn in range(self.rnd.choice((1, 1, 1, 4, 40))):
                 if turn:
@@ -95,11 +93,8 @@ class Worker:
                 return
         self.lines.append(f"{key} {began_us} {ended_us} {end_us}\n")
 
-    def end(self) -> None:
-        self.has_ended = True
-
     async def write(self, log: int) -> None:
-        while not self.has_ended:
+        while not self.ends.is_set():
             await asyncio.sleep(0.01)
             lines, self.lines = self.lines, []
             os.write(log, "".join(lines).encode())
@@ -109,7 +104,7 @@ async def work(address: str, prefix: str, path: str, seed: int) -> None:
     """Hit some keys until SIGTERM comes; write a line for each admitted hit: its key, and the numbers of `Row`."""
     store = RedisStore(address, prefix=prefix, leases=True, timeout="5s")
     worker = Worker(store, seed)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.end)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.ends.set)
     await settle(store.hit(CHECKS["hot"]))  # connected
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     await asyncio.gather(worker.write(log), *(worker.run() for _ in range(TASKS)))
@@ -173,8 +168,11 @@ class Storm:
     async def happen(self, operator: RedisStore) -> None:
         place, what = self.rnd.randrange(WORKERS), self.rnd.random()
         began_us = time.time_ns() // 1_000
-        if what < 0.35:
-            await self.stop(self.workers[place].pid or 0)
+        if what < 0.35:  # for less than a slice, or for several
+            os.kill(self.workers[place].pid or 0, signal.SIGSTOP)
+            self.stops += 1
+            await asyncio.sleep(self.rnd.choice((0.1, 0.3, 0.6, 1.0)) * (0.5 + self.rnd.random()))
+            os.kill(self.workers[place].pid or 0, signal.SIGCONT)
         elif what < 0.40:
             self.workers[place].kill()
             self.workers[place].join()
@@ -190,13 +188,6 @@ class Storm:
             self.bans.append((self.banned_us, began_us))
             self.banned_us = 0
             await operator.bans.unban("ban", "ann")
-
-    async def stop(self, pid: int) -> None:
-        """Stop a worker, for less than a slice or for several."""
-        os.kill(pid, signal.SIGSTOP)
-        self.stops += 1
-        await asyncio.sleep(self.rnd.choice((0.1, 0.3, 0.6, 1.0)) * (0.5 + self.rnd.random()))
-        os.kill(pid, signal.SIGCONT)
 
     def rows(self) -> dict[str, list[Row]]:
         found = defaultdict[str, list[Row]](list)
