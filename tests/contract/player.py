@@ -7,19 +7,8 @@ from copy import copy
 from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
 
-from slidegate.core import (
-    AnyLimit,
-    Ban,
-    Bucket,
-    Check,
-    Concurrency,
-    CountsPermits,
-    Decision,
-    Limit,
-    LimitState,
-    Quota,
-    Store,
-)
+from slidegate import Decision, Limit, Quota
+from slidegate.core import AnyLimit, Ban, Bucket, Check, Concurrency, CountsPermits, LimitState, Store
 from slidegate.limiter.inspect import states_in
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.shared import run_unless_on_loop

@@ -22,22 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import SearchStrategy
 
-from slidegate import BanPolicy
-from slidegate.core import (
-    Ban,
-    BanSubject,
-    Bucket,
-    Check,
-    ConfigurationError,
-    Decision,
-    Quota,
-    Reason,
-    SharedRow,
-    Store,
-    StoreUnavailable,
-    parse_address,
-    parse_limits,
-)
+from slidegate import BanPolicy, ConfigurationError, Decision, Quota, parse_limits
+from slidegate.core import Ban, BanSubject, Bucket, Check, Reason, SharedRow, Store, StoreUnavailable, parse_address
 from slidegate.core.addresses import canonical_key
 from slidegate.core.reservation import reserved
 from slidegate.testing import FakeClock, RecordingObserver

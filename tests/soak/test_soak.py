@@ -18,9 +18,7 @@ def test_what_breaks_a_promise_is_accused() -> None:
 
 @pytest.mark.all
 @pytest.mark.parametrize("store", ["lmdb", pytest.param("redis", marks=needs_redis)])
-@pytest.mark.parametrize(
-    ("seconds", "workers", "seed"), [(4, 2, 1), pytest.param(60, 3, 2, marks=pytest.mark.deep, id="a minute")]
-)
+@pytest.mark.parametrize(("seconds", "workers", "seed"), [(4, 2, 1), pytest.param(60, 3, 2, marks=pytest.mark.deep)])
 def test_load_and_kills_break_no_promise(store: str, seconds: float, workers: int, seed: int) -> None:
     broken, seen = asyncio.run(soak(store, seconds, workers, seed))
     assert broken == []

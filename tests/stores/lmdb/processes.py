@@ -59,7 +59,7 @@ path, asked = sys.argv[1], Bucket("rule", parse_limits("5/hour"))
 """
 
 
-def in_a_namespace(*kind: str) -> tuple[str, ...]:
+def unshared(*kind: str) -> tuple[str, ...]:
     command = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)), *kind)
     if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip(f"there is no {' '.join(kind)} here")
@@ -68,7 +68,7 @@ def in_a_namespace(*kind: str) -> tuple[str, ...]:
 
 def mounted(mount: str) -> tuple[str, ...]:
     """Return how a command begins that sees something mounted."""
-    apart = in_a_namespace("--mount")
+    apart = unshared("--mount")
     if subprocess.run([*apart, "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     return (*apart, "sh", "-c", f'{mount} && exec "$@"', "sh")
@@ -88,7 +88,7 @@ def counts_file(path: str | Path) -> Path:
     return found
 
 
-def files_open_in(path: Path) -> list[str]:
+def open_files(path: Path) -> list[str]:
     found = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
     return [name for name in found if name.startswith(str(path))]
 

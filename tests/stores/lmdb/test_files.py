@@ -37,17 +37,7 @@ from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS
 from ...hurry import at_once, hurried
 from ..conftest import Opened
 from ..forked import actor, child, fork, fork_in_c, outcome
-from .processes import (
-    SMALL,
-    Faulty,
-    at_call,
-    counts_file,
-    files_open_in,
-    in_another_process,
-    mounted,
-    overwrite,
-    python,
-)
+from .processes import SMALL, Faulty, at_call, counts_file, in_another_process, mounted, open_files, overwrite, python
 
 
 @pytest.fixture
@@ -330,7 +320,7 @@ def test_files_that_become_unusable_are_an_error(store_path: Path, store: Any, b
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match=said):
             store.hit(CHECKS)
-        are_open.append(files_open_in(store_path))
+        are_open.append(open_files(store_path))
     assert are_open[0] == are_open[2]
 
 
@@ -375,7 +365,7 @@ def test_whatever_page_is_damaged_all_is_answered_again(store_path: Path, rng: r
         for ask in questions:
             ask(store)
         store.close()
-        assert not [name for name in files_open_in(store_path) if "counts-" in name]
+        assert not [name for name in open_files(store_path) if "counts-" in name]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])
@@ -487,7 +477,7 @@ def test_a_child_closes_files_of_its_parent(store_path: Path, opened: Opened, mo
     store.bans.ban("user:zoe", None, "by request", "ann")
 
     def work(writing: int) -> None:
-        os.write(writing, f"{files_open_in(store_path)}".encode())
+        os.write(writing, f"{open_files(store_path)}".encode())
         assert store.hit(CHECKS).remaining == 3
         assert store.bans.ban("user:yan", None, "by request", "ann")
 

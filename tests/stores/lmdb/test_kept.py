@@ -622,13 +622,6 @@ def test_a_thread_copies_once_a_second(machine: Machine) -> None:
     assert background == [], "nothing is new"
 
 
-def test_what_comes_last_is_copied_though_nothing_follows(machine: Machine) -> None:
-    store = machine.store()
-    for name in ("user:eve", "user:bob"):
-        store.bans.strike(POLICY, name, 1, "why")
-        until(lambda: not unkept(store), "it is copied")
-
-
 # -- quotas ------------------------------------------------------------------------------------------------------------
 
 

@@ -41,17 +41,7 @@ from ...hurry import PATIENCE_S, at_once, hurried
 from ...virtual_time import VirtualTime, turns
 from ..conftest import Opened
 from ..forked import actor, outcome
-from .processes import (
-    SMALL,
-    TwoProcesses,
-    counts_file,
-    files_open_in,
-    gate_held,
-    in_a_namespace,
-    keys_in,
-    overwrite,
-    python,
-)
+from .processes import SMALL, TwoProcesses, counts_file, gate_held, keys_in, open_files, overwrite, python, unshared
 
 
 class InFiles:
@@ -177,18 +167,18 @@ async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_oth
                 asyncio.run(waited(store)) if on_loop else store.hit(CHECKS)
 
     await waited(store)
-    assert files_open_in(path)
+    assert open_files(path)
     store.close()
     for _ in range(3):
         await asyncio.to_thread(ask)
-    assert files_open_in(path) == []
+    assert open_files(path) == []
     other = opened(max_map_size=1 << 21)
     await asyncio.to_thread(ask)
     assert other.hit(CHECKS).remaining == 3
     other._env.kept.keep = [].pop
     with pytest.raises(TypeError):  # as a signal handler may raise
         other.close()
-    assert files_open_in(path) == []
+    assert open_files(path) == []
 
 
 def test_a_signal_handler_that_raises_within_a_transaction_leaves_nobody_waiting(opened: Opened) -> None:
@@ -497,7 +487,7 @@ def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, is_da
 
 @pytest.mark.all
 def test_processes_in_process_namespaces_of_their_own_count_together(tmp_path: Path) -> None:
-    before = in_a_namespace("--pid", "--fork")
+    before = unshared("--pid", "--fork")
     LmdbStore(tmp_path).close()
     code = """
         asked = ((Bucket("rule", parse_limits("400/hour")), "user:ann", 1),)

@@ -28,7 +28,7 @@ from ...contract.store_contract import CHECKS, HOUR_US, QUESTIONS, SHARED_QUESTI
 from ...hurry import PATIENCE_S, at_once
 from ...virtual_time import turns
 from ..conftest import Opened
-from .processes import SMALL, files_open_in, gate_held
+from .processes import SMALL, gate_held, open_files
 
 HANGS_S = 1.0
 """A thread that hangs lets go after this time, so that a test fails which waits for it."""
@@ -132,7 +132,7 @@ async def test_a_store_that_is_closed_beside_a_thread_that_hangs_closes_its_file
         store.close()
         again = opened()
     again.close()
-    while files_open_in(path):
+    while open_files(path):
         await turns(1)
     assert (await answer_of(opened(max_map_size=1 << 21).hit(CHECKS))).remaining == 3
 

@@ -49,7 +49,7 @@ SLACK_S = 3.0
 """How much longer than the deadline an answer may take on a busy machine; a hang takes for ever."""
 AMOUNT = 3
 LIMIT = f"{AMOUNT}/hour"
-QUICKEST = "half-open sockets"
+QUICK = "half-open sockets"
 """The fault that every run shows; `dev.py test --all` shows the others."""
 BUCKET = Bucket("hit", parse_limits(LIMIT))
 
@@ -109,9 +109,7 @@ async def everything_fails(store: RedisStore) -> bool:
     return len(errors) == len(calls)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == QUICKEST else pytest.param(name, marks=pytest.mark.all) for name in FAULTS]
-)
+@pytest.mark.parametrize("name", [one if one == QUICK else pytest.param(one, marks=pytest.mark.all) for one in FAULTS])
 async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(name: str, deployment: Deployment) -> None:
     fault, raised = FAULTS[name]
     deadline_s = PLENTY_S if raised is StoreUnavailable else DEADLINE_S  # a busy machine misses a short one

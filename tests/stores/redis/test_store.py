@@ -34,18 +34,7 @@ from ...hurry import race
 from ...redis_servers import HOST, RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...remote_stores import hit_all
 from ...virtual_time import turns
-from .stores import (
-    PLENTY,
-    PLENTY_S,
-    Ahead,
-    all_connected,
-    eventually,
-    fresh_prefix,
-    hit,
-    store_at,
-    store_of,
-    workers_at,
-)
+from .stores import PLENTY_S, Ahead, all_connected, eventually, fresh_prefix, hit, store_at, store_of, workers_at
 
 pytestmark = needs_redis
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
@@ -107,7 +96,7 @@ class TestRedis(AtServer, StoreContract):
         return store_of(url_of_user(self.server), prefix=f"slidegate:{fresh_prefix()}", clock=clock)
 
     def opener(self) -> Callable[[], RedisStore]:
-        return partial(RedisStore, url_of_user(self.server), prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY)
+        return partial(store_of, url_of_user(self.server), prefix=f"slidegate:{fresh_prefix()}")
 
 
 @needs_valkey
