@@ -137,7 +137,7 @@ async def test_another_layout_restarts_windows_alone(server: RedisServer, monkey
         assert (await limiter.peek("user:kim", "9/hour", 0)).remaining == 9
 
 
-# -- quotas outlive those who made them, and go by the right clock -----------------------------------------------------
+# -- quotas outlive their workers, and go by the right clock -----------------------------------------------------------
 
 
 MIDNIGHT_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z

@@ -52,7 +52,7 @@ def store_path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_who_reads_while_files_are_closed_is_answered_or_gets_an_error_of_the_store(store: Any) -> None:
+def test_a_reader_is_answered_or_gets_an_error_of_the_store_while_files_are_closed(store: Any) -> None:
     """As it does where they, or their directory, were replaced, which it notices about once a second."""
     path, ended = store._env.path, threading.Event()
 
@@ -334,7 +334,7 @@ def test_files_that_become_unusable_are_an_error(store_path: Path, store: Any, b
 def test_a_file_that_is_damaged_in_use_is_replaced_with_its_bans(
     store_path: Path, store: Any, observer: RecordingObserver, at: int, damage: bytes, ask: str
 ) -> None:
-    """One of those who use it reports that, and each has at most two errors of the store."""
+    """One of its users reports that, and each has at most two errors of the store."""
     overwrite(counts_file(store_path), *((page * 4_096 + at, damage) for page in range(2)))
     for question in (ask, ask, "hit", "hit"):
         with suppress(StoreUnavailable):

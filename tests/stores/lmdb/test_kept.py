@@ -171,7 +171,7 @@ def test_damage_in_the_file_that_is_kept_kills_nobody_and_is_reported(machine: M
         assert "user:zoe" in banned(store)
 
 
-def test_who_sees_another_boot_id_joins_those_who_live(machine: Machine) -> None:
+def test_a_worker_that_sees_another_boot_id_joins_those_that_live(machine: Machine) -> None:
     def begin() -> Any:
         machine.boot = "theirs"
         own = LmdbStore(machine.path, **SMALL)
@@ -223,7 +223,7 @@ def test_a_reader_keeps_no_worker_from_starting_again(machine: Machine) -> None:
         assert reader.peek(CHECKS).remaining == 4
 
 
-def test_the_size_of_the_map_is_that_in_the_file_unless_who_is_alone_asks_for_more(tmp_path: Path) -> None:
+def test_the_size_of_the_map_is_that_in_the_file_unless_a_store_alone_asks_for_more(tmp_path: Path) -> None:
     path, mib = tmp_path / "lmdb", 1 << 20
 
     def size_of(store: Any) -> int:
@@ -345,9 +345,9 @@ def test_a_kill_in_a_copy_loses_nothing(machine: Machine, at: str) -> None:
     assert banned(crash(machine, "2")) == ["user:eve", "user:zoe"]
 
 
-@pytest.mark.parametrize("who", ["who starts", "who lives"])
+@pytest.mark.parametrize("who", ["a new worker", "a living one"])
 def test_what_a_killed_worker_has_not_copied_is_copied_by_another(machine: Machine, who: str) -> None:
-    """A strike and a charge wait for no disk; those who start need not be asked anything, those who live do."""
+    """A strike and a charge wait for no disk; a new worker need not be asked anything, a living one has to be."""
 
     def act(own: Any) -> None:
         own._env.kept.keep_up = lambda: None
@@ -355,7 +355,7 @@ def test_what_a_killed_worker_has_not_copied_is_copied_by_another(machine: Machi
         own.hit(((PLAN, "user:kim", 3),))
         os._exit(9)
 
-    living = [machine.store()] if who == "who lives" else []
+    living = [machine.store()] if who == "a living one" else []
     killed(machine, act)
     for other in living:
         other.hit(CHECKS)
@@ -475,7 +475,7 @@ class Restarts(BanPlayer):
         assert await settle(self.store._batcher.run(is_index_exact, needs_room=False)), "else repeated bans fill it"
 
     def _cut_off(self, size: int | None) -> None:
-        """Cut the file off while nobody copies, who would be killed, or delete it."""
+        """Cut the file off while no thread copies, which would be killed, or delete it."""
         self.moves.append(f"a file of which {size} bytes are left")
         copying = self.store._env.kept
         until(copying.lock, "nobody copies")

@@ -234,7 +234,7 @@ async def test_a_hit_is_given_up_at_its_own_deadline_for_nothing(store: Any, dea
         assert sorted(decision.remaining for decision in await asyncio.gather(*waiting)) == [3, 4]
 
 
-async def test_closing_tells_all_who_wait(opened: Opened) -> None:
+async def test_closing_ends_all_waits(opened: Opened) -> None:
     store = opened()
     await waited(store)
     with gate_held(store):

@@ -165,7 +165,7 @@ def damage(server: RedisServer, name: bytes) -> Iterator[str]:
         server.command("RESTORE", name, 0, stored)
 
 
-async def test_a_foreign_value_stops_those_who_need_it_until_it_is_gone_and_nobody_else(server: RedisServer) -> None:
+async def test_a_foreign_value_stops_the_questions_about_it_and_no_others(server: RedisServer) -> None:
     """That of one key says nothing about the server."""
     async with store_at(server, readable=True) as store:
         for rule in (LAST, HELD, Bucket("plan", (Quota("10/day"),))):

@@ -516,7 +516,7 @@ async def test_a_slot_on_its_way_takes_counts_and_bans_along_and_comes_back(clus
         await limiter.ban("198.51.100.7", "1h")
         with cluster.migrating(slot, other):
             assert (await limiter.hit("key", "6/hour")).remaining == 4
-            # Now the keys are where the slot goes to, and the slot still with its old owner, who says ASK.
+            # Now the keys are where the slot goes to, and the slot still with its old owner, which says ASK.
             for name in owner.command("KEYS", "{*}:*"):
                 owner.command("MIGRATE", "127.0.0.1", other.port, name, 0, 5_000)
             assert (await limiter.hit("key", "6/hour")).remaining == 3

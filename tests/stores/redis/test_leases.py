@@ -328,7 +328,7 @@ async def test_a_ban_of_a_network_takes_effect_with_the_poll(
         assert await used(other) == 100 + left(one), "what was charged before the ban was known is refunded"
 
 
-async def test_a_lease_is_spent_only_by_those_whom_redis_has_cleared_under_it(server: RedisServer) -> None:
+async def test_a_lease_is_spent_only_for_clients_that_redis_has_cleared_under_it(server: RedisServer) -> None:
     async with leasing(server, 2) as (store, other):
         tenant, bob, eve = ((usual(MINUTES), "tenant", 1),), ("bob",), ("eve",)
         await other.bans.ban("bob", None, "", "ann")
