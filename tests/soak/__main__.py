@@ -110,7 +110,7 @@ class Visitors:
         client = f"198.51.100.{number // 2 + 1}" if number % 4 < 2 else f"2001:db8:0:{number // 2 + 1:x}::1"
         connection: tuple[StreamReader, StreamWriter] | None = None
         while not self.stopped and len(self.answers) < MOST_ANSWERS:
-            leaves = self._chance.random() < 0.05
+            leaves, keeps = self._chance.random() < 0.05, False
             path = "/counts" if pause_s < 0.01 and self._chance.random() < 0.8 else self._chance.choice(PATHS)
             try:
                 async with asyncio.timeout(HANGS_S):
@@ -118,10 +118,8 @@ class Visitors:
                     keeps = await self._ask(*connection, client, path, leaves)
             except TimeoutError:
                 self.hung += 1
-                keeps = False
             except (OSError, EOFError):
                 self.cut += 1
-                keeps = False
             if connection is not None and not keeps:
                 connection[1].close()
                 connection = None
