@@ -236,10 +236,10 @@ class Visitor:
     async def _site(self, name: str = "") -> None:
         (self.home / "bad.netset").write_text("203.0.113.128/25\n198.51.100.0/24\n")
         kinds = [
-            Rule(["/a", "/b"], "5/minute; 50/hour", methods=["POST"], name="forms", wait="1s"),
-            Rule("/plans", lambda request: "7/minute", name="plans"),
+            Rule(["/", "/b"], "5/minute; 50/hour", methods=["POST"], name="forms", wait="1s"),
+            Rule("/articles/{slug}", lambda request: "7/minute", name="plans"),
             Rule("/old", block=True, status=410, name="old"),
-            Rule("/free", exempt=True, name="free"),
+            Rule("/api/{rest:path}", exempt=True, name="free"),
         ]
         plan = Rule("*", ["100/minute @7", "9/second", Quota("10/day")], concurrency=4, name="plan")
         wide = Rule("*", "9/hour", key=client_ip(ipv4_prefix=16), name="wide")
@@ -254,7 +254,6 @@ class Visitor:
             "read-only login": {"token": None, "changes": False},
             "login": {"token": None},
             "strict": {"middleware": {"bans": BanPolicy("2/10m", "1h")}},
-            "shadow": {"middleware": {"bans": BanPolicy("3/10m", "1h", name="harsh", shadow=True)}},
             "plan": {"middleware": {"rules": [plan]}},
             "kinds": {"middleware": {"rules": kinds, "blocklist": Networks.from_file(self.home / "bad.netset")}},
         }

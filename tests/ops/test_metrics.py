@@ -139,7 +139,7 @@ class Exporters:
 
 
 class Scraper(Visitor):
-    """A visitor who measures a site and shows its metrics, or those whose names begin as one of some words."""
+    """A visitor that measures a site and shows its metrics, or those whose names begin as one of some words."""
 
     async def _measure(self) -> None:
         self.exporters = Exporters(self.site.limiter)
