@@ -243,13 +243,11 @@ class Visitor:
         ]
         plan = Rule("*", ["100/minute @7", "9/second", Quota("10/day")], concurrency=4, name="plan")
         wide = Rule("*", "9/hour", key=client_ip(ipv4_prefix=16), name="wide")
-        fallback = Rule("/api", lambda request: "5/minute", fallback_limits="2/minute", name="plan")
         options: dict[str, dict[str, Any]] = {
             "networks": {
                 "middleware": {"client": client_ip(ipv4_prefix=25), "rules": [Rule("*", "3/minute", name="all"), wide]}
             },
             "": {},
-            "fallback": {"middleware": {"rules": [fallback]}},
             "read-only": {"changes": False},
             "read-only login": {"token": None, "changes": False},
             "login": {"token": None},
@@ -272,9 +270,6 @@ class Visitor:
         counted = ", ".join(f"{len([*same])} x {status}" for status, same in groupby(statuses))
         return "" if {*statuses} == {200} else counted
 
-    async def _hit(self, key: str, limits: str, rule: str) -> None:
-        await self.site.limiter.hit(key, limits, rule=rule)
-
     async def _changes(self, *views: str) -> str:
         """Return what each view offers to change, or that nothing can be changed."""
         offers = []
@@ -290,10 +285,6 @@ class Visitor:
 
     async def _ban(self, key: str, duration: str, reason: str = "", by: str = "manual") -> None:
         await self.site.limiter.ban(key, duration, reason=reason, by=by)
-
-    async def _strike(self, key: str, times: str) -> str:
-        policy = BanPolicy("3/10m", "1h", name="scanners")
-        return f"{await self.site.limiter.strike(key, policy, int(times)) is not None}"
 
     async def _api(self, line: str) -> str:
         method, path, said = [*line.split(" ", 2), ""][:3]
