@@ -42,9 +42,6 @@ def raising() -> object:
 broken = Starlette(routes=ROUTES)
 broken.add_middleware(RateLimitMiddleware, limits="5/minit")
 broken_below = Starlette(routes=[Mount("/v1", broken)])
-without_file = Starlette(
-    routes=[Mount("/v1", Starlette(middleware=[Middleware(RateLimitMiddleware.from_file, path="no.toml")]))]
-)
 
 
 @asynccontextmanager
