@@ -249,7 +249,6 @@ class Visitor:
             },
             "": {},
             "read-only": {"changes": False},
-            "read-only login": {"token": None, "changes": False},
             "login": {"token": None},
             "strict": {"middleware": {"bans": BanPolicy("2/10m", "1h")}},
             "plan": {"middleware": {"rules": [plan]}},
