@@ -16,10 +16,7 @@ SMALL = {
     "real": ["--processes", "1", "--rounds", "1", "--requests", "2", "--only", "default"],
     "startup": ["--rounds", "1"],
 }
-LONGER = {
-    "lmdb": ["--rounds", "1", "--seconds", "0.1"],
-    "redis": ["--rounds", "1", "--seconds", "0.05"],
-}
+LONGER = {"lmdb": ["--rounds", "1", "--seconds", "0.1"], "redis": ["--rounds", "1", "--seconds", "0.05"]}
 LONGEST = {"memory": ["--keys", "20000"]}
 CEILINGS: dict[str, tuple[int, int]] = {
     "default": (556, 10),

@@ -275,7 +275,7 @@ def test_times_are_those_of_the_reader(site: Site, opened: OpenPage) -> None:
     assert not re.search(r"\dT\d", page.locator("main").inner_text()), "no text has a time in UTC"
 
 
-def test_what_is_told_after_a_change_leaves_the_address_at_once_and_then_the_page(site: Site, opened: OpenPage) -> None:
+def test_the_notice_of_a_change_leaves_the_address_at_once_and_then_the_page(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN, "bans?x=y&done=unban")
     expect(page.get_by_text("The change is made")).to_be_visible()
     expect(page.locator("#state")).to_have_text("Live")

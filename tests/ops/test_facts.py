@@ -255,7 +255,7 @@ async def of_one(rule: Rule, requests: int) -> tuple[Any, list[Fact]]:
     return app, [row for row in (await facts_of(Limiter(store), CLIENT)).rows if row.by == rule.label]
 
 
-async def test_who_waits_long_enough_is_not_said_to_be_refused() -> None:
+async def test_a_request_that_waits_long_enough_is_not_said_to_be_refused() -> None:
     _, (row,) = await of_one(Rule("*", "2/second", wait="2s", name="short"), 2)
     assert (row.does, row.note) == (Verdict.MAY_REFUSE, "requests may wait, up to 2 s")
     app, (row,) = await of_one(Rule("*", "2/hour", wait="2s", name="long"), 2)
@@ -263,7 +263,7 @@ async def test_who_waits_long_enough_is_not_said_to_be_refused() -> None:
     assert (await call(app, client=(CLIENT, 1234))).status == 429
 
 
-async def test_who_holds_all_permits_is_refused_until_a_request_ends() -> None:
+async def test_a_client_that_holds_all_permits_is_refused_until_a_request_ends() -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     async def slow(request: Any) -> Any:

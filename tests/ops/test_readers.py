@@ -1,4 +1,4 @@
-"""Whoever bans a key is told where the ban holds: by the kinds of keys that workers have published."""
+"""A ban says where it holds, by the kinds of keys that workers have published."""
 
 import re
 from typing import Any, NamedTuple
@@ -103,7 +103,7 @@ EVERYWHERE = [403, 403, 403]
 
 
 async def answered(case: Case, rules: list[Rule], **options: Any) -> list[int]:
-    """Return the statuses of the paths for the client of a case, who is banned."""
+    """Return the statuses of the paths for the client of a case, which is banned."""
     limiter = Limiter()
     await limiter.ban(key_of(case.key, case.value), "1h")
     rules = [*rules, Rule("/health", exempt=True), Rule("*", "100/minute", name="all")]

@@ -1,4 +1,4 @@
-"""The line on top says what the rows below it show, and accuses nobody who is banned by now or stands for many."""
+"""The line on top says what the rows below it show, and accuses no client that is banned by now or stands for many."""
 
 import re
 from typing import Any
@@ -31,9 +31,9 @@ RULES = [
 ]
 STEP = st.tuples(st.sampled_from(CLIENTS), st.sampled_from(["/", "/", "/", "/api", "/all", "/old"]), st.integers(1, 60))
 BANS = st.dictionaries(st.sampled_from(CLIENTS), st.booleans(), max_size=4)
-"""Who is banned, and whether with its network."""
+"""Clients that are banned, and whether with their network."""
 INCIDENT = st.tuples(st.lists(STEP, max_size=8), BANS, st.integers(1, 240))
-"""Who sends how many requests to which path, who is banned, and how many seconds later an operator looks."""
+"""Which client sends how many requests to which path, the bans, and how many seconds later an operator looks."""
 
 
 def check_line(line: Line, refusals: Refusals, banned: set[str]) -> None:

@@ -128,12 +128,7 @@ USERS = st.one_of(
     NAME_TEXT.filter(lambda name: name.strip() and "\\" not in name),
 )
 """User names are chosen by clients, as are those that look like another client."""
-IDENT_AND_USER = st.one_of(
-    USERS.map("- {}".format),
-    st.sampled_from(["ident user", "ident -", "203.0.113.98 -"]),
-    st.just("-"),
-    st.just(""),
-)
+IDENT_AND_USER = USERS.map("- {}".format) | st.sampled_from(["ident user", "ident -", "203.0.113.98 -", "-", ""])
 AGENTS = st.sampled_from(["curl/8", "-", '\\"] \\"GET / HTTP/1.1\\" 200', "{}", "[12/May/2020:12:00:00 +0000]"])
 
 
@@ -348,13 +343,7 @@ RULES = [
     Rule("/items/{id}", "2/10s", shadow=True, name="stricter"),
     Rule("/items/{id}", concurrency=2, methods=["PUT"], final=True, name="uploads"),  # one for each middleware
     Rule("*", "20/minute", key=header("X-API-Key"), name="keys"),
-    Rule(
-        "*",
-        ["6/10s", Quota("30/day")],
-        when=lambda request: "user-agent" in request.headers,
-        count_denied=True,
-        name="tools",
-    ),
+    Rule("*", ["6/10s", Quota("30/day")], when=lambda one: "user-agent" in one.headers, count_denied=True, name="bots"),
     Rule("*", lambda request: f"{len(request.url.path)}/hour", name="by path"),
     Rule("*", "7/hour"),
 ]
