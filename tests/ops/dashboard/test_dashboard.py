@@ -533,10 +533,8 @@ def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(getattr(ask, "__qualname__", str(ask)))
         return await command(ask, *more)
 
-    for holder in (site.limiter.engine, site.limiter.engine.rows, site.limiter.engine.refresher):
-        for name in ("command", "_command"):
-            if hasattr(holder, name):
-                monkeypatch.setattr(holder, name, noted)
+    monkeypatch.setattr(site.limiter.engine, "command", noted)
+    monkeypatch.setattr(site.limiter.engine.rows, "_command", noted)
     return asked
 
 
