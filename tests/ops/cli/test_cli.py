@@ -29,7 +29,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 import slidegate as package
-from slidegate import Limiter, RateLimitMiddleware, header
+from slidegate import Limiter, RateLimitMiddleware
 from slidegate.core import SharedRow
 from slidegate.limiter import engine
 from slidegate.limiter.workers import WORKERS as LIVING
@@ -279,7 +279,7 @@ def snapshot(directory: Path) -> dict[str, object]:
 class Terminal:
     """Runs the lines of a transcript in a directory of its own.
 
-    A transcript has ``$ slidegate ...`` and a few programs of its own, such as ``$ hit KEY TIMES RULE``. The word after
+    A transcript has ``$ slidegate ...`` and a few programs of its own, such as ``$ worker FILE TIMES``. The word after
     ``<`` is stdin. Lines of stderr begin with ``! ``, and an exit code other than 0 stands in the last line.
     """
 
@@ -362,19 +362,8 @@ class Terminal:
             lines.append(f"{command}: {' '.join(sorted(names))}")
         return "\n".join(lines)
 
-    def _hit(self, key: str, times: str, rule: str) -> str:
-        name, _, limits = rule.partition("=")
-        kind, _, value = key.partition("=")
-        who = header(kind.removeprefix("header:")).of(value) if value else key
-
-        async def hit(limiter: Limiter) -> str:
-            decided = [await limiter.hit(who, limits, rule=name) for _ in range(int(times))]
-            return ", ".join(str(decision.reason) for decision in decided)
-
-        return use_store(self.url, hit)
-
     def _worker(self, rules: str, times: str, method: str = "GET", path: str = "/", observer: str = "") -> str:
-        """Send requests to a worker with the rules of a file, and kill it: what it has published stays for a minute."""
+        """Send requests to a worker with the rules of a file, and kill it; return their statuses if not all passed."""
 
         async def work() -> str:
             limiter = Limiter.from_url(self.url, deadline="60s")
@@ -387,7 +376,8 @@ class Terminal:
             if observer:
                 await Statistics.of(limiter).publish()
             await settle(limiter.store.close())
-            return ", ".join(f"{len([*same])} x {status}" for status, same in groupby(found))
+            counted = ", ".join(f"{len([*same])} x {status}" for status, same in groupby(found))
+            return "" if {*found} == {200} else counted
 
         return asyncio.run(work())
 
