@@ -239,17 +239,8 @@ def keys(text: str) -> None:
         key.find(scope, Limiter(), "client")
 
 
-LOG_BEGINNINGS = (
-    "192.0.2.7 - - [",
-    "{",
-    '{"msec":"',
-    '{"http_',
-    "<13>Jan 1 ",
-    "<13>1 a b c d e [",
-    "192.0.2.7, ",
-    "1 - [",
-)
-LOG_BEGINNINGS += ('192.0.2.7 - - [12/May/2024:00:00:17 +0000] "', '2024-05-12 00:00:17 192.0.2.7 - "', "2024-05-12 ")
+OF_LOGS = ("192.0.2.7 - - [", "{", '{"msec":"', '{"http_', "<13>Jan 1 ", "<13>1 a b c d e [", "1 - [", "2024-05-12 ")
+OF_LOGS += ("192.0.2.7, ", '192.0.2.7 - - [12/May/2024:00:00:17 +0000] "', '2024-05-12 00:00:17 192.0.2.7 - "')
 READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     "path": (path, ("", "/a", "/items/", "/v1/x/b")),
     "limits": (parse_limits, ("", "5/", "5 per ", "a:", "a: 5/minute", "5/minute;", "5/minute @")),
@@ -259,7 +250,7 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     "node": (read_node, ("", "[", '"', "1.2.3.4:")),
     "network": (parse_network, ("", "192.0.2.0/", "::", "2001:db8::/", "fe80::1%")),
     "key": (canonical_key, ("x", "192.0.2.0/", "2001:db8::/")),
-    "access log": (parse_line, ("", *LOG_BEGINNINGS)),
+    "access log": (parse_line, ("", *OF_LOGS)),
     "keys": (keys, ("", "a=", 'a="', "Basic ", "Bearer eyJ", "=?base64?")),
 }
 READERS["list"] = entries, ("", "192.0.2.7 ", "192.0.2.7 1 ", "192.0.2.0 -")

@@ -27,15 +27,14 @@ from tests.redis_servers import RedisServer, free_port, needs_redis, until
 from tests.workers import TESTED, ask
 
 ROOT = Path(__file__).resolve().parents[2]
-SCANNERS = {"203.0.113.200", "198.51.100.150"}
-"""The scanners in the sample."""
 
 
 async def test_the_sample_has_clients_with_each_outcome_and_every_wait_is_exact() -> None:
     clock = replay.LogClock()
     limiter = Limiter(MemoryStore(clock=clock))
     result = await replay.replay(make_app(limiter), limiter, clock, replay.read(demo.SAMPLE))
-    assert {client for client, outcomes in result.clients.items() if outcomes["banned"]} == SCANNERS
+    scanners = {"203.0.113.200", "198.51.100.150"}
+    assert {client for client, outcomes in result.clients.items() if outcomes["banned"]} == scanners
     assert {rule for rule, _ in result.limited} == {"api", "export", "login-network"}
     assert sum(outcomes["blocked"] for outcomes in result.clients.values()) == 30
     limited = sum(outcomes["limited"] for outcomes in result.clients.values())

@@ -8,7 +8,6 @@ is refused has a row that refuses or may, or something was not read.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,20 +128,12 @@ HISTORIES = st.lists(
 )
 
 
-@dataclass
-class Situation:
-    """Groups of workers on one store, and what has happened before."""
-
-    store: MemoryStore
-    apps: list[Any] = field(default_factory=list)
-    limiters: list[Limiter] = field(default_factory=list)
-
-    async def send(self, app: Any, request: Request) -> bool:
-        """Send a request, and return whether it passed."""
-        fields = dict.fromkeys(request.fields, VALUE)
-        for _ in range(request.times):
-            answer = await call(app, request.path, request.method, headers=fields, client=(request.client, 1234))
-        return answer.status not in (403, 429, 503)
+async def send(app: Any, request: Request) -> bool:
+    """Send a request, and return whether it passed."""
+    fields = dict.fromkeys(request.fields, VALUE)
+    for _ in range(request.times):
+        answer = await call(app, request.path, request.method, headers=fields, client=(request.client, 1234))
+    return answer.status not in (403, 429, 503)
 
 
 def new_store() -> MemoryStore:
@@ -153,31 +144,30 @@ def new_store() -> MemoryStore:
     return store
 
 
-async def play(groups: list[tuple[list[str], list[str]]], history: list[Any], *, attached: bool = False) -> Situation:
-    situation = Situation(new_store())
+async def play(groups: list[tuple[list[str], list[str]]], history: list[Any], *, attached: bool = False) -> list[Any]:
+    """Return the middlewares of groups of workers on one store, after what has happened before."""
+    store, apps = new_store(), list[Any]()
     for rules, options in groups:
         given: dict[str, Any] = {"rules": [RULES[name]() for name in rules]} if rules else {}
         given.update(pair for name in options for pair in OPTIONS[name]().items())
-        limiter = Limiter(situation.store)
-        situation.apps.append(RateLimitMiddleware(Starlette(routes=routes()), limiter=limiter, **given))
-        situation.limiters.append(limiter)
+        apps.append(RateLimitMiddleware(Starlette(routes=routes()), limiter=Limiter(store), **given))
         if attached:
-            Statistics.of(limiter)
-    for app in situation.apps:
-        await situation.send(app, Request(client="192.0.2.99"))
+            Statistics.of(apps[-1].limiter)
+    for app in apps:
+        await send(app, Request(client="192.0.2.99"))
     for number, one in enumerate(history):
         if isinstance(one, Request):
-            await situation.send(situation.apps[number % len(situation.apps)], one)
+            await send(apps[number % len(apps)], one)
         else:
             with suppress(ConfigurationError):  # a limit that no worker has
-                await DEEDS[one](Limiter(situation.store))
-            for limiter in situation.limiters:
-                await limiter.overrides()
-    for limiter in situation.limiters:
-        await limiter.engine.workers.write(1.0)
+                await DEEDS[one](Limiter(store))
+            for app in apps:
+                await app.limiter.overrides()
+    for app in apps:
+        await app.limiter.engine.workers.write(1.0)
         if attached:
-            await Statistics.of(limiter).publish()
-    return situation
+            await Statistics.of(app.limiter).publish()
+    return apps
 
 
 def names(requests: str, request: Request) -> bool:
@@ -228,16 +218,17 @@ def test_each_claim_is_what_the_next_request_gets_and_said_once(
     groups: list[tuple[list[str], list[str]]], history: list[Any], probes: list[Request], attached: bool
 ) -> None:
     async def compare() -> None:
-        situation = await play(groups, history, attached=attached)
+        apps = await play(groups, history, attached=attached)
+        store = apps[0].limiter.store
         for key in ("203.0.113.0/24", header("X-API-Key").of(VALUE)):
-            rows = (await facts_of(Limiter(situation.store), key)).rows
+            rows = (await facts_of(Limiter(store), key)).rows
             assert len(rows) == len({*rows})
         for number, probe in enumerate(probes):
-            found = await facts_of(Limiter(situation.store), CLIENT)
+            found = await facts_of(Limiter(store), CLIENT)
             event(str(found.refused_by is not None))
             assert (found.refusals is not None) == attached
             assert (found.workers, len(found.rows)) == (len(groups), len({*found.rows}))
-            passed = await situation.send(situation.apps[number % len(groups)], probe)
+            passed = await send(apps[number % len(groups)], probe)
             if "bans a value" in history and "x-api-key" in probe.fields:
                 continue  # another key of this request is banned, for which nobody has asked
             check(found, probe, passed)
@@ -290,12 +281,12 @@ async def test_a_client_that_holds_all_permits_is_refused_until_a_request_ends()
 
 
 async def test_rules_that_cannot_be_read_are_named() -> None:
-    situation = await play([(["all"], [])], [])
-    rows = situation.store.shared_rows.rows
+    (app,) = await play([(["all"], [])], [])
+    rows = app.limiter.store.shared_rows.rows
     for name in [*rows]:
         if name[0] == "rules":
             del rows[name]
-    found = await facts_of(Limiter(situation.store), CLIENT)
+    found = await facts_of(Limiter(app.limiter.store), CLIENT)
     assert (found.workers, found.rows, found.left_out[1:]) == (1, [], ["rules of another version (1 workers)"])
 
 
