@@ -39,18 +39,9 @@ BLOCKS = frozenset(
 )
 FIELDS = frozenset(["input", "select", "button"])
 HIDDEN = frozenset(["option", "script", "style", "title", "text", "rect", "path"])
-HOSTILE = [
-    "<script>alert(1)</script>",
-    'user:"><img src=x onerror=alert(1)>',
-    "user:\x1b[31mred\r\nX-Y: z",
-    "user:\u202egnp.exe\u2066",
-    "user:\x00null",
-    "../../etc/passwd",
-    "//a/./b?c=d&e#f",
-    "100%25+%2e%2e",
-    "user:{{ 7 * 7 }}",
-    '"quoted\\',
-]
+HOSTILE = ["<script>alert(1)</script>", 'user:"><img src=x onerror=alert(1)>', "user:\x1b[31mred\r\nX-Y: z"]
+HOSTILE += ["user:\u202egnp.exe\u2066", "user:\x00null", "../../etc/passwd", "//a/./b?c=d&e#f", "100%25+%2e%2e"]
+HOSTILE += ["user:{{ 7 * 7 }}", '"quoted\\']
 
 SECURITY = {
     "x-frame-options": "DENY",

@@ -474,14 +474,8 @@ async def test_the_ban_of_a_client_is_that_which_refuses_it(
     """A view has all bans, and finds among them what the store would find."""
     file = mmdb(tmp_path_factory.mktemp("files") / "asn.mmdb", {"203.0.0.0/16": {"autonomous_system_number": 64496}})
     limiter = Limiter(networks=[network(file)])
-    lengths = {
-        "203.0.113.7": own,
-        "203.0.113.0/24": hosts,
-        "203.0.0.0/16": wide,
-        "asn:64496": operator,
-        "user:ann": user,
-    }
-    for key, length in lengths.items():
+    bans = {"203.0.113.7": own, "203.0.113.0/24": hosts, "203.0.0.0/16": wide, "asn:64496": operator, "user:ann": user}
+    for key, length in bans.items():
         if length is not None:
             await limiter.ban(key, length)
     if by_policy:
