@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Final
 
 import pytest
@@ -221,13 +222,7 @@ def test_the_reference_lists_every_public_name() -> None:
 def test_what_the_reference_documents_has_a_docstring() -> None:
     documented = DOCUMENTED.findall(API.read_text("utf-8"))
     assert len(documented) == len({*documented})
-    assert [path for path in documented if not getattr(named(path), "__doc__", None)] == []
-
-
-def named(path: str) -> object:
-    """Return what a full name names."""
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    assert [path for path in documented if not getattr(resolve_name(path), "__doc__", None)] == []
 
 
 ERRORS = ROOT / "docs" / "reference" / "errors.md"

@@ -168,14 +168,12 @@ def test_no_event_and_no_line_of_the_log_shows_the_password_of_an_address(caplog
 # -- objects that are taken --------------------------------------------------------------------------------------------
 
 
-TAKEN = ["text", "starlette", "AnyUrl", "SecretStr", "Secret", "httpx"]
+URLS = dict.fromkeys(["text", "starlette", "AnyUrl", "SecretStr", "Secret", "httpx"], "redis://:a%40b@localhost:6380/1")
+WITHOUT_HOST = dict.fromkeys(["SecretStr", "Secret"], "memory://?max_keys=5")
 
 
-@pytest.mark.parametrize("way", TAKEN)
-@pytest.mark.parametrize("address", ["redis://:a%40b@localhost:6380/1", "memory://?max_keys=5"])
+@pytest.mark.parametrize(("way", "address"), [*URLS.items(), *WITHOUT_HOST.items()])
 def test_addresses_that_are_objects_are_taken(way: str, address: str) -> None:
-    if way in ("httpx", "starlette", "AnyUrl", "text") and address.startswith("memory"):
-        pytest.skip("those of URLs have a host")
     store = Limiter.from_url(objects_of(address)[way]).store
     if isinstance(store, RedisStore):
         line: Any = store.parts.open_line()

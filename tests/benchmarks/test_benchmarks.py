@@ -37,7 +37,6 @@ CEILINGS: dict[str, tuple[int, int]] = {
 
 
 def run(name: str, flags: list[str]) -> str:
-    """Run a benchmark; return its output."""
     # A separate process, because benchmarks fork, disable logging and change the garbage collector.
     environment = {**os.environ, "PYTHONPATH": f"{rounds.ROOT / 'src'}{os.pathsep}{rounds.ROOT}"}
     line = [sys.executable, "-m", "benchmarks", name, *flags]

@@ -112,7 +112,6 @@ class Site:
         return Page(answer)
 
     async def submit(self, view: str, **form: str) -> Answer:
-        """Send a form of a view."""
         fields = {"content_type": "application/x-www-form-urlencoded"}
         return await self.send("POST", view, urlencode(form).encode(), **fields)
 

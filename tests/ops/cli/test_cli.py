@@ -53,8 +53,6 @@ HANG_S = 120
 
 
 class Ended(NamedTuple):
-    """The end of a command."""
-
     code: int
     out: str
     err: str
@@ -292,7 +290,6 @@ class Terminal:
         monkeypatch.setenv("COLUMNS", "1000")
 
     def answer(self, line: str) -> str:
-        """Return what a command prints."""
         program, *words = shlex.split(line.replace("DIR", str(self.home)).replace("URL", self.url))
         words = [word.encode().decode("unicode_escape") if "\\" in word else word for word in words]
         shown: str = getattr(self, f"_{program}")(*words) or ""

@@ -66,7 +66,6 @@ def requests(name: str) -> list[AccessRecord]:
 
 
 def read(directory: Path, content: bytes) -> tuple[AccessLogs, list[AccessRecord]]:
-    """Read a file with a content."""
     file = directory / "some.log"
     file.write_bytes(content)
     logs = AccessLogs([str(file)])
