@@ -121,14 +121,14 @@ class Exporters:
     async def samples(self) -> Samples:
         """Return what both say."""
         names = {one.prometheus + "_count" * (one.kind == "histogram"): one.name for one in documented()}
-        exposed = (await scraped(self.prometheus.app)).items()
-        known = [(name, labels, value) for (name, labels), value in exposed if name in names and not math.isnan(value)]
-        found, told = Samples(), {(names[name], labels): value for name, labels, value in known}
+        scrape = (await scraped(self.prometheus.app)).items()
+        known = [(name, labels, value) for (name, labels), value in scrape if name in names and not math.isnan(value)]
+        found, exposed = Samples(), {(names[name], labels): value for name, labels, value in known}
         for name, one in self.instruments().items():
             for point in one.data.data_points:
                 labels = frozenset((name.removeprefix("slidegate."), value) for name, value in point.attributes.items())
                 found[name, labels] = point.count if hasattr(point, "count") else point.value
-        assert found == told
+        assert found == exposed
         return found
 
     async def value(self, name: str, **labels: str) -> float:
@@ -409,6 +409,6 @@ def test_the_page_says_which_events_are_logged_as_information(caplog: pytest.Log
         limiter.engine.emit(Event(kind, "a test"))
     levels = {line.message.split(": ")[1]: line.levelname for line in caplog.records}
     (sentence,) = re.findall(r'The logger `"slidegate"` gets (.*?)at\s+level INFO', text, re.DOTALL)
-    told = {*re.findall("`(\\w+)`", sentence)}
-    assert {kind for kind, level in levels.items() if level == "INFO"} == told - {"list_reloaded", "config_reloaded"}
+    named = {*re.findall("`(\\w+)`", sentence)}
+    assert {kind for kind, level in levels.items() if level == "INFO"} == named - {"list_reloaded", "config_reloaded"}
     assert {*kinds} - {*levels} == {"list_reloaded", "config_reloaded", "list_rejected", "config_rejected"}
