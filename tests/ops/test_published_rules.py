@@ -12,6 +12,7 @@ from ..asgi import hello
 from .shared_rows import SharedRows, limiter_on
 
 ALL, LOGIN = "9/1m by address", "5/1m by address, /login"
+TEXTS = {"api": ALL, "login": LOGIN, "client": "client by address"}
 BASE = [Rule("*", "9/minute", name="api"), Rule("/login", "5/minute", name="login")]
 
 
@@ -35,19 +36,12 @@ VERSIONS: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
     "a list": ({"rules": BASE, "blocklist": Networks(["::1"])}, {"blocklist": ["", "blocklist, ranges: 1"]}),
     "other networks": (
         {"rules": BASE, "client": client_ip(ipv4_prefix=24)},
-        {
-            "api": [ALL, f"{ALL} /24 and /64"],
-            "login": [LOGIN, "5/1m by address /24 and /64, /login"],
-            "client": ["client by address", "client by address /24 and /64"],
-        },
+        {name: [text, text.replace("address", "address /24 and /64")] for name, text in TEXTS.items()},
     ),
     "of another name": (
         {"rules": BASE, "name": "outer"},
-        {
-            name: texts
-            for rule, text in {"api": ALL, "login": LOGIN, "client": "client by address"}.items()
-            for name, texts in {rule: [text, ""], f"outer:{rule}": ["", text]}.items()
-        },
+        {name: [text, ""] for name, text in TEXTS.items()}
+        | {f"outer:{name}": ["", text] for name, text in TEXTS.items()},
     ),
 }
 

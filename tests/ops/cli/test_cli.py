@@ -402,9 +402,6 @@ class Terminal:
         serve = serving("tests.served_by_workers", self.url, WORKERS, SLIDEGATE_SECRET="0123456789abcdef")
         self.address = self.servers.enter_context(serve)
 
-    def _stop(self) -> None:
-        self.servers.close()
-
     def _until(self, amount: str) -> None:
         policy = None if amount == "off" else f'"api";q={amount};w=1'
 
