@@ -8,7 +8,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, client_ip, everyone, header
-from slidegate.ops.dashboard.line import MIN_REFUSALS, ClientRow, Line, Refusals
+from slidegate.ops.dashboard.line import MIN_REFUSALS, Line, Refusals
 from slidegate.ops.dashboard.service import Service
 from slidegate.ops.dashboard.texts import count, share
 from slidegate.ops.statistics import Statistics
@@ -54,19 +54,15 @@ def check_line(line: Line, refusals: Refusals, banned: set[str]) -> None:
         assert row.refused == max(one.refused for one in left)
         assert refusals.whole / 2 < row.refused
         assert refusals.whole >= MIN_REFUSALS
-        assert [one.does for one in line.actions] in (["look", "raise"], ["look"]) if row.many else ["ban", "look"]
-        assert is_one(row) == (line.actions[0].does == "ban")
+        actions = [["look", "raise"], ["look"]] if row.many else [["ban", "look"]]
+        assert [one.does for one in line.actions] in actions
+        assert bool(row.many) == (row.key in MANY or row.rule == "all together")
     else:
         assert line.kind == "several"
         by_rule = {row.rule: sum(one.refused for one in left if one.rule == row.rule) for row in left}
         assert by_rule[refusals.rule] == max(by_rule.values())
         assert refusals.rule in line.text
         assert client is None
-
-
-def is_one(row: ClientRow) -> bool:
-    """Return whether a client is one, as the site of these tests has it."""
-    return row.key not in MANY and row.rule != "all together"
 
 
 @settings(max_examples=200)
