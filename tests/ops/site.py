@@ -259,14 +259,6 @@ class Visitor:
         counted = ", ".join(f"{len([*same])} x {status}" for status, same in groupby(statuses))
         return "" if {*statuses} == {200} else counted
 
-    async def _changes(self, *views: str) -> str:
-        """Return what each view offers to change, or that nothing can be changed."""
-        offers = []
-        for shown in [await self.site.page(view) for view in views]:
-            found = sorted({*shown.names("input", "value")} & {"ban", "unban", "change", "restore"})
-            offers.append(" ".join(found or re.findall("Read-only", shown.text)))
-        return ", ".join(offers)
-
     async def _advance(self, span: str) -> None:
         """Advance the clock after everything that was counted is written."""
         await Statistics.of(self.site.limiter).publish()

@@ -428,6 +428,15 @@ async def test_page_of_a_view_is_small_and_asks_no_other_place(site: Site) -> No
         assert not re.search(r"""(?:src|href|from|import)\s*=?\s*["'(]//""", text)
 
 
+async def test_a_dashboard_that_only_shows_has_no_form_for_a_change(clock: FakeClock) -> None:
+    site = Site(clock, changes=False)
+    await site.limiter.ban("203.0.113.9", "1h")
+    for view in (*VIEWS, "clients?key=203.0.113.9"):
+        page = await site.page(view)
+        assert {*page.names("input", "value")} <= {"", "find"}
+        assert "Read-only" in page.text
+
+
 async def test_the_script_is_javascript(clock: FakeClock) -> None:
     import tree_sitter_javascript  # not every Python has them
     from tree_sitter import Language, Parser
