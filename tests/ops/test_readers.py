@@ -76,14 +76,6 @@ class Case(NamedTuple):
     reads: Any = None
 
 
-def tenant(request: Any) -> str:
-    return f"tenant:{request.headers.get('x-tenant', 'none')}"
-
-
-def account(request: Any) -> str:
-    return "account/" * 20
-
-
 ADVISED = [
     Case(PEER, None, {}),
     Case("203.0.113.0/24", None, {}),
@@ -95,8 +87,8 @@ ADVISED = [
     Case("query:token", "t1", {"query_string": b"token=t1"}, query("token")),
     Case("user:42", None, {"user": "42"}, user),
     Case("user:42", None, {}, lambda request: "user:42"),
-    Case("tenant:acme", None, {"headers": {"x-tenant": "acme"}}, tenant),
-    Case("account/" * 20, None, {}, account),
+    Case("tenant:acme", None, {}, lambda request: "tenant:acme"),
+    Case("account/" * 20, None, {}, lambda request: "account/" * 20),
 ]
 PATHS = ("/api", "/other", "/health")
 EVERYWHERE = [403, 403, 403]
@@ -121,9 +113,8 @@ async def test_what_is_advised_makes_a_ban_hold_on_every_request(case: Case) -> 
         return
     assert await answered(case, []) == [200, 200, 200]
     assert await answered(case, [Rule("/api", "100/minute", key=case.reads, name="api")]) == [403, 200, 200]
-    known = {"BanPolicy": BanPolicy, "Rule": Rule, "header": header, "cookie": cookie, "query": query, "user": user}
     (line,) = re.findall(r"; ((?:BanPolicy|Rule)\(.*\))", said)
-    made = eval(line, known | {"your_function": case.reads})
+    made = eval(line, globals() | {"your_function": case.reads})
     if isinstance(made, Rule):
         assert await answered(case, [made]) == EVERYWHERE
     elif not callable(case.reads):
