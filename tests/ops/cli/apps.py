@@ -32,15 +32,12 @@ healthy = Starlette(routes=ROUTES, lifespan=lifespan)
 healthy.add_middleware(RateLimitMiddleware, limits="600/minute")
 healthy.add_middleware(CORSMiddleware, expose_headers=["Retry-After", "RateLimit", "RateLimit-Policy"])
 
-bare = Starlette(routes=ROUTES)
-
 
 def raising() -> object:
     raise RuntimeError("a\nb\x1b[2J")
 
 
-broken = Starlette(routes=ROUTES)
-broken.add_middleware(RateLimitMiddleware, limits="5/minit")
+broken = Starlette(middleware=[Middleware(RateLimitMiddleware, limits="5/minit")])
 broken_below = Starlette(routes=[Mount("/v1", broken)])
 
 
@@ -50,7 +47,7 @@ async def no_database(app: Starlette) -> AsyncIterator[None]:
     yield
 
 
-failing = Starlette(routes=ROUTES, lifespan=no_database)
+failing = Starlette(lifespan=no_database)
 
 
 def raises(error: BaseException) -> ASGIApp:
@@ -106,9 +103,8 @@ def of_a_closure() -> ASGIApp:
     return wrapped
 
 
-ONE = [Route("/one", page)]
 PATCHED = Middleware(RateLimitMiddleware, rules=[Rule("/two", "5/minute", methods=["PATCH"])])
-half = Starlette(routes=ONE, middleware=[PATCHED])
+half = Starlette(routes=[Route("/one", page)], middleware=[PATCHED])
 
 
 def wsgi(environ: object, start_response: object) -> list[bytes]:
