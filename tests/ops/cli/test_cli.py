@@ -49,18 +49,13 @@ from . import apps
 
 os.environ.pop("SLIDEGATE_STORE", None)  # that of the developer would be used by every command
 ROOT = Path(__file__).resolve().parents[3]
-HANG_S = 120
+ROUTES = [*(Route(path, page) for path in ("/", "/items", "/export")), Route("/login", page, methods=["GET", "POST"])]
 
 
 class Ended(NamedTuple):
     code: int
     out: str
     err: str
-
-
-def starlette_app() -> Starlette:
-    login = Route("/login", page, methods=["GET", "POST"])
-    return Starlette(routes=[Route("/", page), Route("/items", page), login, Route("/export", page)])
 
 
 Command = Callable[..., Ended]
@@ -338,7 +333,7 @@ class Terminal:
     def _sh(self, line: str) -> str:
         """Run a line of a shell, in which ``$PYTHON -m slidegate`` is the command as a process of its own."""
         more = environment(PYTHON=sys.executable)
-        ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=more, timeout=HANG_S)
+        ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=more, timeout=120)
         return self._shown(Ended(ended.returncode, ended.stdout, ended.stderr))
 
     def _ban(self, count: str) -> None:
@@ -364,7 +359,7 @@ class Terminal:
 
         async def work() -> str:
             limiter = Limiter.from_url(self.url, deadline="60s")
-            app = RateLimitMiddleware.from_file(starlette_app(), rules, limiter=limiter)
+            app = RateLimitMiddleware.from_file(Starlette(routes=ROUTES), rules, limiter=limiter)
             if observer:
                 Statistics.of(limiter)
             await limiter.overrides()

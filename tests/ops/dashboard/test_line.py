@@ -18,10 +18,9 @@ from ...asgi import hello, statuses
 from ..site import NOW_US
 
 NUMBER = re.compile(r"\d[\d,.]*(?: %)?")
-PEOPLE = ["198.51.100.1", "198.51.100.2", "203.0.113.3", "2001:db8:0:7::1"]
 MANY = ["10.0.0.7", "192.0.2.200"]
 """An address of one's own network, and a trusted proxy that came by itself."""
-CLIENTS = [*PEOPLE, *MANY]
+CLIENTS = ["198.51.100.1", "198.51.100.2", "203.0.113.3", "2001:db8:0:7::1", *MANY]
 RULES = [
     Rule("/slidegate/{rest:path}", exempt=True),
     Rule("/api", "2/minute", key=header("X-API-Key"), name="api"),
