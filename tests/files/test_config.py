@@ -46,7 +46,7 @@ TABLES = {"RULE": TABLE, "NAMED": f'{TABLE}name = "x"\n', "BANS": "[bans.s]\n"}
 ROOT = Path(__file__).resolve().parents[2]
 EVERYTHING = ROOT / "examples" / "slidegate.toml"
 EVERYTHING_MADE = Path(__file__).with_name("everything.txt")
-"""The rules and policies that it makes."""
+"""The rules and policies that it makes, in their order."""
 
 
 def test_everything_can_be_written_in_the_file(texts: Callable[..., None]) -> None:
@@ -56,13 +56,13 @@ def test_everything_can_be_written_in_the_file(texts: Callable[..., None]) -> No
 
     def described(name: str) -> str:
         """Return the attributes that are not as by default; those of a method are its object's."""
-        if name == "file":
-            return "\n".join(made)
         found = {at: getattr(value, "__self__", value) for at, value in vars(made[name]).items()}
-        left_out = ("label", "rule_paths", "strikes")  # follow from the others
+        shown = ("name", "limits", "concurrency", "after")  # in the name of the entry
+        left_out = (*shown, "label", "rule_paths", "strikes")  # the others follow from these
         own = [at for at, value in found.items() if at not in left_out and value != usual[type(made[name])][at]]
         return "\n".join(f"{at}: {found[at]!r}" for at in own)
 
+    assert re.findall("^> (.*)$", EVERYTHING_MADE.read_text("utf-8"), re.MULTILINE) == [*made]
     texts(EVERYTHING_MADE, "> ", described)
 
 
