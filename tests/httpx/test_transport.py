@@ -368,7 +368,7 @@ def test_responses_ask_for_pauses(zone: str, monkeypatch: pytest.MonkeyPatch) ->
     """Dates are in UTC wherever the process runs."""
     text = Path(__file__).with_name("pauses.txt").read_text("utf-8")
     rows = re.findall(r"^(\S.*?)  +(\d+ \| .*)$", text, re.MULTILINE)
-    assert len(rows) > 60
+    assert len(rows) == len(re.findall(r"^[^#\n]", text, re.MULTILINE))
     set_zone = getattr(time, "tzset", lambda: None)  # which Windows has not
     try:
         with monkeypatch.context() as changed:
