@@ -392,9 +392,7 @@ async def test_a_request_cancelled_as_its_answer_comes_has_no_permit(ends: str, 
         await task
     assert queues.waiting == 0
     assert setup.store.inner.permits_held() == (ends == "refused")
-    assert setup.store.inner.peek(checks[1:]).remaining == left, (
-        "its units are handed back, too; this is after one more"
-    )
+    assert setup.store.inner.peek(checks[1:]).remaining == left, "its units, too, are back; this is after one more"
 
 
 @pytest.mark.parametrize("inline", [False, True], ids=["awaited", "inline"])
@@ -598,18 +596,6 @@ async def test_64_questions_that_one_late_answer_leaves_open_are_one_late_call()
     assert (traffic.limiter.failures, traffic.limiter.is_failing) == (2, False)
 
 
-async def test_a_server_that_always_needs_80_ms_is_late_and_no_outage() -> None:
-    traffic = Traffic(lambda number: 0.08)
-    await traffic.run(20, 100)
-    assert (traffic.limiter.is_failing, traffic.limiter.failures) == (False, 100)
-    ((_, late),) = traffic.events
-    assert (late.kind, late.details["late"]) == ("store_late", 1)
-    assert late.message == (
-        "the store was late (calls so far: 1), so requests pass uncounted (on_error='allow', but for rules with their "
-        f"own): StoreTimeout('{NAMED}')"
-    )
-
-
 async def test_a_call_that_fails_is_none_of_those_that_are_late() -> None:
     traffic = Traffic(lambda number: {0: NEVER_S, 2: LATE_S}.get(number, QUICK_S))
     hit = asyncio.create_task(traffic.limiter.hit("ann", "1000000/hour"))
@@ -630,8 +616,13 @@ async def test_a_late_answer_to_a_call_that_another_answer_has_ended_is_no_late_
     assert traffic.events == []
 
 
-async def test_late_calls_are_reported_once_a_minute_with_their_number() -> None:
-    traffic = Traffic(lambda number: LATE_S if number % 20 == 10 else 0.03)
+async def test_a_server_that_always_needs_80_ms_is_late_once_a_minute_and_no_outage() -> None:
+    traffic = Traffic(lambda number: 0.08)
     await traffic.run(20, 20 * 150)
-    told = [((at_us - START_US) // SECOND_US, event.details["late"]) for at_us, event in traffic.events]
-    assert told == [(0, 1), (60, 61), (120, 121)]
+    assert (traffic.limiter.is_failing, traffic.limiter.failures) == (False, 3_000)
+    told = [((at_us - START_US) // SECOND_US, event.kind, event.details["late"]) for at_us, event in traffic.events]
+    assert told == [(0, "store_late", 1), (60, "store_late", 1_201), (120, "store_late", 2_401)]
+    assert traffic.events[0][1].message == (
+        "the store was late (calls so far: 1), so requests pass uncounted (on_error='allow', but for rules with their "
+        f"own): StoreTimeout('{NAMED}')"
+    )
