@@ -9,7 +9,7 @@ import logging
 import pickle
 import re
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from hashlib import blake2b
@@ -99,17 +99,13 @@ def test_a_bad_secret_in_the_environment_makes_no_limiter(tmp_path: Path, monkey
     assert not (tmp_path / "new").exists()
 
 
-class Owner:
-    """What counts without a name."""
-
-
 def test_a_rule_is_claimed_once_under_its_own_name_while_its_owner_lives() -> None:
-    unique_id, owners = Limiter().engine.owners.identity, [Owner() for _ in range(3)]
+    unique_id, owners = Limiter().engine.owners.identity, [lambda: None for _ in range(3)]
     claimed = [unique_id(rule, owners[at]) for rule, at in (("api", 0), ("login", 0), ("api", 1), ("api", 2))]
     assert claimed == ["api", "login", "api#2", "api#3"]
     del owners[1]
-    assert unique_id("api", Owner()) == "api#2"
-    owners = [Owner() for _ in range(300)]
+    assert unique_id("api", lambda: None) == "api#2"
+    owners = [lambda: None for _ in range(300)]
     with hurried(collecting=False):
         parts = at_once(lambda thread: [unique_id("api", owner) for owner in owners[thread::3]], 3)
     assert len({*parts[0], *parts[1], *parts[2]}) == 300
@@ -249,21 +245,20 @@ async def listed(found: Any) -> list[Any]:
     return [each async for each in found]
 
 
-QUESTIONS: list[Callable[[Limiter], Awaitable[object]]] = [
-    lambda limiter: limiter.hit("user:ann", "5/minute"),
-    lambda limiter: limiter.peek("user:ann", "5/minute"),
-    lambda limiter: limiter.charge("user:ann", "5/minute", 1),
-    lambda limiter: limiter.reset("user:ann"),
-    lambda limiter: limiter.reset_all(),
-    lambda limiter: limiter.inspect("user:ann", {"hit": "5/minute"}),
-    lambda limiter: limiter.ban("user:ann", "1h"),
-    lambda limiter: limiter.unban("user:ann"),
-    lambda limiter: limiter.banned("user:ann"),
-    lambda limiter: limiter.strike("user:ann", BanPolicy("3/minute", "10m")),
-    lambda limiter: listed(limiter.bans()),
-    lambda limiter: listed(limiter.export_bans()),
-    lambda limiter: limiter.import_bans(['{"slidegate": "bans", "version": 4}']),
+QUESTIONS: list[tuple[Any, ...]] = [
+    *((method, "user:ann", "5/minute") for method in ("hit", "peek")),
+    *((method, "user:ann") for method in ("inspect", "banned", "unban", "reset")),
+    *((method,) for method in ("bans", "reset_all")),
+    ("charge", "user:ann", "5/minute", 1),
+    ("strike", "user:ann", BanPolicy("3/minute", "10m")),
+    ("ban", "user:ann", "1h"),
 ]
+MOVES: list[tuple[Any, ...]] = [("export_bans",), ("import_bans", ['{"slidegate": "bans", "version": 4}'])]
+
+
+async def asked(limiter: Limiter, method: str, *arguments: object) -> object:
+    found = getattr(limiter, method)(*arguments)
+    return await (listed(found) if isinstance(found, AsyncIterator) else found)
 
 
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
@@ -285,17 +280,13 @@ async def test_a_closed_limiter_raises_at_questions_and_requests(store: Any, on_
     closed = f"^the limiter on {re.escape(repr(store))} was closed and can no longer be used; create a new one$"
     await asyncio.wait(waiting, timeout=30)
     assert [task.exception() is None for task in waiting] == [True, is_off]
-    for ask in QUESTIONS if is_off else (lambda _: waiting[1], *QUESTIONS):
+    before, enter = threading.enumerate(), limiter.limited("5/minute", key="user:ann", wait="9s").__enter__
+    asks: list[Callable[[], Awaitable[object]]] = [partial(asked, limiter, *one) for one in QUESTIONS + MOVES]
+    asks += [partial(statuses, app, 1, path) for path in ("/", "/trap") * 3]
+    asks += [partial(asyncio.to_thread, limiter.sync.hit, "user:ann", "5/minute"), partial(asyncio.to_thread, enter)]
+    for ask in asks if is_off else (lambda: waiting[1], *asks):
         with pytest.raises(StoreUnavailable, match=closed):
-            await ask(limiter)
-    for path in ("/", "/trap") * 3:
-        with pytest.raises(StoreUnavailable, match=closed):
-            await statuses(app, 1, path)
-    before = threading.enumerate()
-    calls = limiter.sync.hit, limiter.limited("5/minute", key="user:ann", wait="9s").__enter__
-    for ask_now, arguments in zip(calls, [("user:ann", "5/minute"), ()], strict=True):
-        with pytest.raises(StoreUnavailable, match=closed):
-            await asyncio.to_thread(ask_now, *arguments)
+            await ask()
     assert "slidegate-loop" not in [thread.name for thread in threading.enumerate() if thread not in before]
     assert await limiter.refund(decision) is False, "a request may outlive its limiter"
     assert observer.kinds == ["switched_off"] * is_off, "nothing has failed"

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -33,6 +32,7 @@ from ..redis_servers import AT_REDIS, BOUND_S, needs_redis, until
 from ..remote_stores import SlowStore, hit_all
 from ..workers import TESTED
 from .test_failover import LONG
+from .test_limiter import QUESTIONS
 
 WIDE = Bucket("wide", parse_limits("1000000/hour"))
 
@@ -78,23 +78,9 @@ def test_no_method_takes_the_event_loop_of_its_thread_away(url: str) -> None:
     try:
         with Limiter.from_url(url, deadline="60s").sync as blocking:
             decision = blocking.hit("user:ann", "5/minute")
-            blocking.ban("user:eve", "1h")
-            calls: list[Callable[[], Any]] = [
-                partial(blocking.peek, "user:ann", "5/minute"),
-                partial(blocking.charge, "user:ann", "5/minute", 1),
-                partial(blocking.refund, decision),
-                partial(blocking.strike, "user:bob", BanPolicy("5/minute", "1h")),
-                partial(blocking.inspect, "user:ann"),
-                partial(blocking.banned, "user:eve"),
-                blocking.bans,
-                partial(blocking.unban, "user:eve"),
-                partial(blocking.reset, "user:ann"),
-                blocking.reset_all,
-                blocking.close,
-            ]
-            for call in calls:
-                call()
-                assert asyncio.get_event_loop() is loop, call
+            for method, *arguments in (*QUESTIONS, ("refund", decision), ("close",)):
+                getattr(blocking, method)(*arguments)
+                assert asyncio.get_event_loop() is loop, method
     finally:
         asyncio.set_event_loop(None)
         loop.close()
