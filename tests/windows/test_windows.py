@@ -325,22 +325,17 @@ def test_memory_does_not_grow(kind: str) -> None:
     assert peak_bytes(20_000) < peak_bytes(4_000) + 64_000
 
 
+METRICS, TOTALS = MetricWindow(2, 100), RollingTotals(10, [20])
 REFUSED: dict[str, Callable[[], object]] = {
     "units: expected 0 or more, not -1": lambda: CounterWindow(slices=3, slice_us=100).add(0, -1),
-    "rt_us: expected 0 microseconds or more, not -1": lambda: MetricWindow(10, 100).record(0, "pass", rt_us=-1),
-    "amount: expected a whole number, for example 1999 cents, not 0.5": lambda: RollingTotals(10, [20]).add(0, 0.5),
-    "amount: expected a whole number, for example 1999 cents, not True": lambda: RollingTotals(10, [20]).add(0, True),
-    "amount: expected a whole number, for example 1999 cents, not '1'": lambda: RollingTotals(10, [20]).add(0, "1"),
-    "quantile: expected a share from 0 to 1, for example 0.95, not 95": lambda: MetricWindow(10, 100).quantile(95, 0),
-    "slices: expected a whole number from 1 to 10, no more than the window has, not 0": (
-        lambda: MetricWindow(10, 100).read(0, slices=0)
-    ),
-    "slices: expected a whole number from 1 to 10, no more than the window has, not 11": (
-        lambda: MetricWindow(10, 100).read(0, slices=11)
-    ),
+    "rt_us: expected 0 microseconds or more, not -1": lambda: METRICS.record(0, "pass", rt_us=-1),
+    "amount: expected a whole number, for example 1999 cents, not True": lambda: TOTALS.add(0, True),
+    "quantile: expected a share from 0 to 1, for example 0.95, not 95": lambda: METRICS.quantile(95, 0),
+    "slices: expected a whole number from 1 to 2, no more than the window has, not 0": lambda: METRICS.read(0, 0),
+    "slices: expected a whole number from 1 to 2, no more than the window has, not 3": lambda: METRICS.read(0, 3),
     "merged: expected summaries of one span, not of []": lambda: MetricSummary.merged([]),
     "merged: expected summaries of one span, not of [(0, 100), (100, 100)]": (
-        lambda: MetricSummary.merged(MetricWindow(2, 100).slices(100))
+        lambda: MetricSummary.merged(METRICS.slices(100))
     ),
 }
 
