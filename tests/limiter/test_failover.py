@@ -580,15 +580,6 @@ async def test_an_answer_is_not_late_because_the_event_loop_is_busy(busy_us: int
     assert traffic.of(*OUTAGES) == []
 
 
-async def test_an_answer_to_a_request_that_was_cancelled_is_not_late() -> None:
-    traffic = Traffic(lambda number: QUICK_S)
-    hit = asyncio.create_task(traffic.limiter.hit("ann", "1000000/hour"))
-    await asyncio.sleep(QUICK_S / 2)
-    hit.cancel()
-    await traffic.run(20, 2)
-    assert traffic.of("store_late") == []
-
-
 async def test_64_questions_that_one_late_answer_leaves_open_are_one_late_call() -> None:
     traffic = Traffic(lambda number: QUICK_S if number < 3 * 64 else LATE_S)
     for _ in range(5):  # the last two are late

@@ -50,7 +50,6 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ..asgi import call, hello, page, statuses
 from ..conftest import details
 from ..contract.player import settle
-from ..contract.programs import SECOND_US
 from ..contract.store_contract import StatsContract
 from ..hurry import at_once, hurried
 from ..redis_servers import AT_REDIS
@@ -119,18 +118,6 @@ class TestRowsOfAStoreWithoutSharedOnes(StatsContract):
         store = MemoryStore(clock=clock)
         store.shared_rows = Limiter(store).engine.rows._shared
         return store
-
-
-async def test_a_worker_writes_its_own_rows_and_reads_those_of_all(tmp_path: Path) -> None:
-    workers = [Limiter.from_url(url) for url in (*[f"lmdb://{tmp_path}/store"] * 2, "memory://")]
-    for worker, value in zip(workers, (b"one", b"two", b"three"), strict=True):
-        await worker.keep_row("notes", 7, value, 60 * SECOND_US)
-    found = [{(row.number, row.worker, row.value) for row in await worker.rows("notes", 0, 9)} for worker in workers]
-    names = [worker.engine.rows.worker for worker in workers]
-    shared = {(7, names[0], b"one"), (7, names[1], b"two")}
-    assert found == [shared, shared, {(7, names[2], b"three")}]
-    for worker in workers:
-        await worker.close()
 
 
 async def test_rows_are_written_and_read_whatever_other_threads_write_meanwhile() -> None:
