@@ -5,7 +5,6 @@ import json
 import math
 import re
 import threading
-from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -471,19 +470,16 @@ def test_each_of_several_event_loops_reads_once_at_a_time() -> None:
         await asyncio.Event().wait()
         return []
 
+    async def begin_to_read() -> None:
+        worker.limiter.engine.refresher.read()
+        await asyncio.sleep(0)
+
     rows.read = read  # type: ignore[method-assign, assignment]
     worker = Worker(rows)
-    with ExitStack() as ended:
-        loops = [ended.enter_context(asyncio.Runner()) for _ in range(2)]
-        for _ in range(3):
-            for loop in loops:
-                loop.run(begin_to_read(worker))
+    with asyncio.Runner() as one, asyncio.Runner() as other:
+        for loop in (one, other) * 3:
+            loop.run(begin_to_read())
         assert len(reads) == 2
-
-
-async def begin_to_read(worker: Worker) -> None:
-    worker.limiter.engine.refresher.read()
-    await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -19,9 +19,6 @@ FAKE = "203.0.113.9"
 NAMED = {"User-Agent": "Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)"}
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_published_file_has_exactly_its_networks() -> None:
     listed = [ipaddress.ip_network(text) for row in json.loads(GOOGLE.read_text())["prefixes"] for text in row.values()]
     assert Networks.from_file(GOOGLE) == Networks(listed)
@@ -60,9 +57,6 @@ def test_a_file_without_usable_networks_is_an_error(
     with pytest.raises(ConfigurationError, match=problem) as raised:
         Networks.from_file(path, service=service)
     assert str(path) in str(raised.value)
-
-
-# -- the condition -----------------------------------------------------------------------------------------------------
 
 
 def guarded(networks: Networks, **options: Any) -> RateLimitMiddleware:

@@ -19,9 +19,6 @@ ANY = {4: ipaddress.ip_network("0.0.0.0/0"), 6: ipaddress.ip_network("2000::/3")
 SHARED_DIRECTORY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-# -- files that cover nearly everybody ---------------------------------------------------------------------------------
-
-
 @st.composite
 def pieces(draw: st.DrawFn) -> list[Network]:
     """Draw networks that cover a version in some cut, but for what is left out."""
@@ -73,9 +70,6 @@ def test_a_file_that_covers_nearly_everybody_is_taken_on_request_alone(
     RateLimitMiddleware(hello, **{role: Networks.from_file(path, wide=True)})  # type: ignore[arg-type]
     RateLimitMiddleware(hello, **{role: Networks(networks)})  # type: ignore[arg-type]
     assert len(Networks.from_file(path)) <= len(networks), "a file that nobody uses yet is not judged"
-
-
-# -- private addresses, and trusted proxies ----------------------------------------------------------------------------
 
 
 OWN = [

@@ -28,15 +28,12 @@ from slidegate.testing import FakeClock, limits_clock, limits_off, reset_limits
 
 from ..asgi import hello, statuses
 from ..contract.ban_player import BanPlayer
-from ..contract.programs import Choices
+from ..contract.programs import DAY_US, HOUR_US, MINUTE_US, Choices
 from ..hurry import at_once, hurried
 from ..pages.blocks import blocks
 from ..reference.ban_model import BanModel
 from ..workers import TESTED
 
-MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
-DAY_US = 24 * HOUR_US
-NOON_US = 1_893_499_200_000_000  # 2030-01-01T12:00Z
 TIMES = st.integers(DAY_US, 2**52)
 MOVES = st.lists(
     st.one_of(

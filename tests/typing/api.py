@@ -1,13 +1,11 @@
 """What users write, for type checkers: nothing here is run, and every type is the one that readers are told."""
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Literal, assert_type
 
 import httpx
 import httpx2
-import pytest
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
@@ -295,14 +293,3 @@ with limits_clock(lambda: time.time_ns() // 1_000):
     pass
 with limits_clock("2030-01-01"):  # type: ignore[type-var]
     pass
-
-
-def test_of_a_user(slidegate_clock: FakeClock, slidegate_reset: Callable[[], None], no_limits: None) -> None:
-    slidegate_clock.advance("1m")
-    slidegate_reset()
-
-
-@pytest.fixture
-def at_midnight(slidegate_clock: FakeClock) -> FakeClock:
-    slidegate_clock.set(datetime(2030, 2, 1, tzinfo=UTC))
-    return slidegate_clock
