@@ -111,7 +111,7 @@ async def send_scope(
 
 
 async def attempt(app: ASGIApp, **more: Any) -> tuple[Answer, Exception | None]:
-    """Send a request, and return its answer and what the server is told to log."""
+    """Send a request, and return its answer and the error that the server logs."""
     answer = Answer()
     try:
         await send_scope(app, scope_of(**more), answer=answer)

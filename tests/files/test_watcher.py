@@ -165,7 +165,7 @@ class Followed(FollowedFiles):
 class Watched(RuleBasedStateMachine):
     """A version is taken when two looks in a row have found it, whole and the last one; none is missed, and no request.
 
-    What cannot be used is told once, and what was at work stays.
+    What cannot be used is reported once, and what was at work stays.
     """
 
     @initialize(kind=st.sampled_from(KINDS), backend=st.sampled_from(["asyncio", "trio"]), at_first=st.booleans())

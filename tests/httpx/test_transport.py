@@ -64,7 +64,7 @@ def body_of(kind: Kind) -> Any:
 
 
 class Scene:
-    """A client of some kind, its limiter, and the server behind its transport, which answers as told, and then 200.
+    """A client of some kind, its limiter, and the server behind its transport, which gives its `answers`, and then 200.
 
     Time passes by their clock, in threads that sleep, too.
     """

@@ -1,4 +1,4 @@
-"""Limits around functions and blocks, and requests that wait: who is refused, in which order, for how long."""
+"""Limits around functions and blocks, and requests that wait: which are refused, in which order, for how long."""
 
 import asyncio
 import os
@@ -84,7 +84,7 @@ def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limit
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    while real.engine.queues.waiting:  # its event loop hears of it a moment later
+    while real.engine.queues.waiting:  # its event loop notices a moment later
         time.sleep(0.001)
     seen = real.sync.peek("all", "1/hour", rule="hourly")
     assert seen.retry_after_us <= 3_600_000_000
@@ -117,8 +117,8 @@ class Waiting:
 class Line(OnALoop):
     """Requests for permits, and for units of a window, that share one queue.
 
-    The model is a list of those who wait. Who asks is always the oldest of them, or of the tenant with the fewest
-    permits, whose client is there.
+    The model is a list of those that wait. The one that asks is always the oldest of them, or of the tenant with the
+    fewest permits, whose client is there.
     """
 
     @initialize(units=st.integers(1, 4), permits=st.integers(1, 3), is_fair=st.booleans())
@@ -163,14 +163,14 @@ class Line(OnALoop):
     # -- the requests ------------------------------------------------------------------------------------------------
 
     def first(self) -> Waiting:
-        """Return who is to ask next."""
+        """Return the request that is to ask next."""
         present = [one for one in self.line if not one.is_gone]
         permits = Counter(one.tenant for one in self.inside) if self.is_fair else Counter()
         return min(present, key=lambda one: permits[one.tenant])
 
     async def ask(self, one: Waiting) -> Decision:
         if one in self.line:
-            assert self.first() is one, "somebody asks who is not first"
+            assert self.first() is one, "one asks that is not first"
             assert not one.is_gone
         return self.store.hit(self.checks(one.cost))
 
@@ -199,7 +199,7 @@ class Line(OnALoop):
         self.check_end(one)
 
     def join(self, one: Waiting) -> None:
-        """Put a request into the line as the model has it: who has left makes room, else the greediest tenant."""
+        """Put a request into the line: those whose clients have left make room for it, else the greediest tenant."""
         if len(self.line) >= WAIT_MAX:
             gone = [other for other in self.line if other.is_gone]
             waiting = Counter(other.tenant for other in [*self.line, one])
@@ -309,8 +309,8 @@ class Line(OnALoop):
                 task.result()
         assert self.queues.waiting == len(self.line) <= WAIT_MAX
         assert self.store.permits_held() == len(self.inside)
-        assert all(one.task.done() for one in self.removed), "who makes room is refused at once"
-        # Who has left is skipped at its turn: until then, nobody behind it asks.
+        assert all(one.task.done() for one in self.removed), "a request that makes room is refused at once"
+        # A client that has left is skipped at its turn: until then, nobody behind it asks.
         if not any(one.is_gone for one in self.line) and self.line:
             assert not self.store.peek(self.checks(self.first().cost)).allowed, "there is room, and somebody waits"
 
@@ -352,7 +352,7 @@ def test_a_child_does_not_queue_behind_the_waiters_of_its_parent() -> None:
         assert line.queues.waiting == 1
 
 
-async def test_who_gives_up_behind_others_is_told_when_there_is_room_as_of_then() -> None:
+async def test_a_request_that_gives_up_behind_others_gets_the_wait_as_of_then() -> None:
     time = await use_virtual_time()
     store, queues = MemoryStore(clock=time.clock), Queues()
     checks = [(Bucket(NAME[0], parse_limits("1/2s")), KEY, 1)]

@@ -223,7 +223,7 @@ class Outages(OnALoop):
     @precondition(lambda self: self.weather != "well")
     @rule(command=st.sampled_from(["ban", "unban", "reset", "inspect", "reset_all"]))
     def command(self, command: str) -> None:
-        """An operator is told that the store fails."""
+        """An operator gets the error of the store."""
         arguments = {"ban": ("bob", "1h"), "reset_all": ()}.get(command, ("bob",))
         with pytest.raises((StoreError, OSError, ValueError)):
             self.run(getattr(self.limiter, command)(*arguments))
@@ -312,7 +312,7 @@ async def test_an_outage_of_writes_ends_with_a_hit_that_was_charged(inline: bool
 class Server(SlowStore):
     """A store that answers by futures, which it keeps: each `took_s(number)` after its question, or when a test does.
 
-    It tells of an answer that nobody awaited any more.
+    It reports an answer that nobody awaited any more.
     """
 
     took_s: Callable[[int], float] | None = None
@@ -455,7 +455,7 @@ async def test_what_says_nothing_of_the_server_is_no_probe(replaced: str, by: An
 
 
 @pytest.mark.parametrize("wrap", [asyncio.ensure_future, lambda answer: asyncio.shield(answer)], ids=["task", "shield"])
-async def test_who_gets_a_task_of_a_store_has_its_deadline_too(wrap: Any) -> None:
+async def test_a_task_of_a_store_has_its_deadline_too(wrap: Any) -> None:
     setup = Setup("allow", deadline="20ms")
     setup.store.hangs, ask = True, setup.store.hit
     setup.store.hit = lambda *question: wrap(ask(*question))

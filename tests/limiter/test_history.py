@@ -41,7 +41,7 @@ async def test_bans_and_changes_by_hand_are_listed_and_those_of_policies_are_not
     assert (ban.until_us - ban.at_us, ban.until is not None, found[0].until) == (3_600_000_000, True, None)
 
 
-async def test_the_latest_200_are_kept_whoever_has_written_them() -> None:
+async def test_the_latest_200_of_all_workers_are_kept() -> None:
     rows = SharedRows(FakeClock())
     limiters = [limiter_on(rows) for _ in range(3)]
     for number in range(300):

@@ -144,10 +144,10 @@ async def test_rows_are_written_and_read_whatever_other_threads_write_meanwhile(
     assert next(numbers) > 10
 
 
-# -- observers hear events and outcomes in the thread where they happen; the log hears of all events ------------------
+# -- observers get events and outcomes in the thread where they happen; the log gets all events -----------------------
 
 
-def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_each_is_heard_in_order_in_its_thread() -> None:
+def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_observers_get_each_in_order_in_its_thread() -> None:
     emitted: list[tuple[int, Event]] = []
     limiter = Limiter(observers=[lambda event: emitted.append((threading.get_ident(), event))])
 
@@ -186,7 +186,7 @@ def test_an_observer_may_call_the_limiter_because_no_lock_is_taken(url: str) -> 
         assert not sync.banned("user:7")
 
 
-def test_observers_hear_of_resets_and_ends_if_they_derive_from_observer(caplog: pytest.LogCaptureFixture) -> None:
+def test_observers_get_resets_and_ends_if_they_derive_from_observer(caplog: pytest.LogCaptureFixture) -> None:
     calls = list[str]()
 
     class Foreign:
@@ -345,7 +345,7 @@ async def test_what_applications_call_a_client_is_banned_as_it_is_counted(word: 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_long_lists_of_bans_let_others_go_on_under_either_event_loop(backend: str) -> None:
-    # Five steps of them: whoever lists them is no longer alone after each.
+    # Five steps of them: after each, other tasks go on.
     made, count, turns = Limiter(), 5 * PAGE + 1, 0
 
     async def others() -> None:
@@ -461,7 +461,7 @@ async def test_a_refusal_of_a_call_has_a_status_for_a_handler_that_answers_with_
 
 
 def ran(times: int, function: Callable[..., object], *arguments: object) -> list[object]:
-    """Call a function several times; return what it returns, or the seconds that a refused call is told to wait."""
+    """Call a function several times; return what it returns, or the seconds that a refusal says."""
     found = list[object]()
     for _ in range(times):
         try:
@@ -500,7 +500,7 @@ def said_by(error: Exception) -> str:
 class Program:
     """Makes the calls of a text, one a line, to the limiter that the last ``limiter`` has made; ``x = ...`` is kept.
 
-    ``begin`` enters a block, and ``end`` leaves all of them.
+    As in Python's shell, None is not shown. ``begin`` enters a block, and ``end`` leaves all of them.
     """
 
     def __init__(self, store: Callable[..., Any], blocks: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
@@ -529,11 +529,12 @@ class Program:
             return said_by(error)
         if name:
             self.names[name] = found
+        if name or found is None:
             return ""
         return found if isinstance(found, str) else repr(found)
 
     def events(self) -> str:
-        """Return what observers have heard since the last look."""
+        """Return the events since the last look."""
         said = [f"{event.kind}: {event.message}; {dict(event.details)}" for event in self.observer.events]
         self.observer.events.clear()
         return "\n".join(said)

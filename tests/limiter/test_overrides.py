@@ -255,7 +255,7 @@ class Changes(OnALoop):
     def workers_are_asked(self, asks: list[tuple[int, str, bool, int, Exception | None]]) -> None:
         """They look twice a second, and write every ten seconds, or at once after a fork.
 
-        That others have another secret they say once in ten minutes.
+        They report once in ten minutes that others have another secret.
         """
         for number, due, is_early, forks, self.rows.error in asks:
             one = self.worker(number)
@@ -267,7 +267,7 @@ class Changes(OnALoop):
             if self.now_us >= one.looks_us:
                 one.looks_us = self.now_us + SECOND_US // 2
                 self.look(one)
-            self.everybody_applies_what_he_knows_and_tells_of_each_amount_once()
+            self.every_worker_applies_what_it_knows_and_reports_each_amount_once()
 
     @precondition(lambda self: len(self.workers) > 1 and not self.slow)
     @rule(number=NUMBERS)
@@ -353,7 +353,7 @@ class Changes(OnALoop):
             by.applied, by.knows = read, found
 
     @invariant()
-    def everybody_applies_what_he_knows_and_tells_of_each_amount_once(self) -> None:
+    def every_worker_applies_what_it_knows_and_reports_each_amount_once(self) -> None:
         for one in self.workers:
             assert one.changes.in_force == one.knows
             assert one.limiter.engine.counts is not one.is_off
@@ -396,7 +396,7 @@ def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monke
             job()
 
 
-async def test_of_limits_of_one_name_each_amount_is_told() -> None:
+async def test_of_limits_of_one_name_each_amount_is_reported() -> None:
     """Two middlewares have a rule of one name: these are two limits. Rules of one bucket are one limit."""
     limiter = Limiter(observers=[observer := RecordingObserver()])
     apps = [
@@ -405,8 +405,8 @@ async def test_of_limits_of_one_name_each_amount_is_told() -> None:
     ]
     await limiter.override("api", "2/minute", "1h")
     await limiter.override("api", "3/hour", "1h")
-    told = [(event.details["was"], event.details["amount"]) for event in observer.events]
-    assert told == [(5, 2), (7, 2), (2, 5), (2, 7), (9, 3)]
+    reported = [(event.details["was"], event.details["amount"]) for event in observer.events]
+    assert reported == [(5, 2), (7, 2), (2, 5), (2, 7), (9, 3)]
     assert len(apps) == 4, "limiters refer weakly to middlewares"
 
 
@@ -437,7 +437,7 @@ async def test_a_look_that_is_under_way_at_the_end_leaves_no_row(still_reads: bo
 
 
 @pytest.mark.parametrize("exempt", [False, True])
-async def test_a_held_answer_is_asked_for_anew_whoever_has_brought_the_news(
+async def test_a_held_answer_is_asked_for_again_whatever_has_refreshed_the_limits(
     monkeypatch: pytest.MonkeyPatch, exempt: bool
 ) -> None:
     """A read of another event loop, or a command of this process, may be faster than that of the request."""
@@ -483,7 +483,7 @@ def test_each_of_several_event_loops_reads_once_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_file_tells_and_takes_more_than_one_step_of_limits_on_each_event_loop(tmp_path: Path, backend: str) -> None:
+def test_a_file_gives_and_takes_more_than_one_step_of_limits_on_each_event_loop(tmp_path: Path, backend: str) -> None:
     operator, worker = (Limiter.from_url(f"lmdb://{tmp_path}", deadline="20s") for _ in range(2))
     names = [f"limit_{number}" for number in range(2 * refresh.AT_ONCE)]
     rules = [Rule(f"/{name}", "5/minute", name=name) for name in names]
@@ -506,7 +506,7 @@ def test_a_file_tells_and_takes_more_than_one_step_of_limits_on_each_event_loop(
     anyio.run(main, backend=backend)
 
 
-async def test_what_errs_in_taking_news_is_logged_and_fails_no_request(
+async def test_an_error_in_applying_changes_is_logged_and_fails_no_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def err() -> None:

@@ -404,7 +404,7 @@ for _ in range(10):
     child = os.fork()
     if not child:
         signal.alarm(60)
-        limiter.observe(lambda event: os.write(1, b"heard\\n") if event.message == "in the child" else None)
+        limiter.observe(lambda event: os.write(1, b"received\\n") if event.message == "in the child" else None)
         limiter.engine.emit(Event("banned", "in the child"))
         os._exit(not limiter.sync.hit("user:2", "1000/hour"))
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -417,10 +417,10 @@ limiter.sync.close()
 
 @FORKS
 @pytest.mark.parametrize("kind", ["memory", pytest.param("lmdb", marks=pytest.mark.all), AT_REDIS])
-def test_a_child_forked_beside_busy_threads_is_answered_and_hears(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_forked_beside_busy_threads_is_answered_and_observes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("COVERAGE_PROCESS")]:
         monkeypatch.delenv(name)  # a child may wait for ever for the lock of what measures coverage
-    assert run(COUNTING, url, timeout_s=10 * BOUND_S) == "heard\n0\n" * 10
+    assert run(COUNTING, url, timeout_s=10 * BOUND_S) == "received\n0\n" * 10
 
 
 PROGRAM = f"""

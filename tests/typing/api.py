@@ -1,4 +1,4 @@
-"""What users write, for type checkers: nothing here is run, and every type is the one that readers are told."""
+"""What users write, for type checkers: nothing here is run, and every type is the documented one."""
 
 import time
 from datetime import UTC, datetime, timedelta

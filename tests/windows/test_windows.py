@@ -256,7 +256,7 @@ def test_hot_keys_are_those_over_the_threshold_within_the_error(
         for name, least in found.items():
             assert threshold - slack < least <= recent[name] <= least + error
         reported.update([key] if became_hot else ())
-        assert found.keys() <= reported, "who is hot was said to become so"
+        assert found.keys() <= reported, "a hot key was reported when it became hot"
         assert not became_hot or recent[key] > threshold - slack
         assert top == sorted(top, key=lambda entry: (-entry[1], entry[0]))
         for name, least in top:
@@ -275,7 +275,7 @@ def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing_of_hot_ke
 
     race(hit, rounds)
     assert keys.hot((rounds - 1) * keys.slice_us) == {f"t{thread}": 2 * rounds for thread in range(THREADS // 2)}
-    assert sorted(reported) == [f"t{thread}" for thread in range(4)], "each is told to one of them"
+    assert sorted(reported) == [f"t{thread}" for thread in range(4)], "each is reported to one of them"
 
 
 def test_a_key_that_has_cooled_becomes_hot_again_and_reading_changes_nothing() -> None:

@@ -91,7 +91,7 @@ def test_an_earlier_day_is_no_hindrance(client: TestClient, slidegate_clock: Fak
     slidegate_clock.set(datetime(2020, 2, 28, 23, 59, tzinfo=UTC))
     assert statuses(client, "/daily", 3) == [200, 200, 429]
     slidegate_clock.advance("1m")
-    assert statuses(client, "/daily", 2) == [200, 200], "a quota begins anew at midnight"
+    assert statuses(client, "/daily", 2) == [200, 200], "a quota starts again at midnight"
     slidegate_clock.set(datetime(2019, 2, 28, tzinfo=UTC))
     assert statuses(client, "/daily", 1) == [429], "a clock that is set back frees nobody"
 
