@@ -123,14 +123,9 @@ class Worker:
         return LIMITS[name][0] if amount is None else amount
 
 
-def limits_of(published: Publication) -> dict[str, str]:
-    """Return the limits that a worker has published, by their names."""
-    return {one.name: one.limit for one in published.rules if one.limit}
-
-
-def changeable(published: Publication) -> set[str]:
-    """Return the names of those that no function returns."""
-    return {one.name for one in published.rules if one.limit and not one.by_function}
+def limits_of(published: Publication) -> dict[str, tuple[str, bool]]:
+    """Return the limits that a worker has published, by their names, and whether a function returns them."""
+    return {one.name: (one.limit, one.by_function) for one in published.rules if one.limit}
 
 
 def amount_by(text: str, name: str) -> int | None:
@@ -329,9 +324,10 @@ class Changes(OnALoop):
         published = self.run(one_worker.limiter.published())
         assert sum(one.workers for one in published) == bool(one_worker.named) + len(self.others(one_worker))
         assert all(one.is_readable for one in published)
-        found_rules = [(one.same_secret, limits_of(one), changeable(one)) for one in published]
+        found_rules = [(one.same_secret, limits_of(one)) for one in published]
         for secret, names in self.others(one_worker):
-            assert (secret == one_worker.secret, {name: WRITTEN[name] for name in names}, names - FIXED) in found_rules
+            expected = {name: (WRITTEN[name], name in FIXED) for name in names}
+            assert (secret == one_worker.secret, expected) in found_rules
 
     @precondition(lambda self: self.rows.error is None)
     @rule(number=NUMBERS)
@@ -569,7 +565,7 @@ def test_what_a_later_version_writes_besides_is_ignored(of_change: dict[str, Any
         await rows.write(b"of later", SharedRow(CHANGED_LIMITS, 0, json.dumps(CHANGE_ROW | of_change).encode(), 10**9))
         await worker.update()
         assert worker.named[0].limit.amount == 6
-        assert [limits_of(one) for one in await worker.limiter.published()] == [{"calm": WRITTEN["calm"]}] * 2
+        assert [limits_of(one) for one in await worker.limiter.published()] == [{"calm": (WRITTEN["calm"], False)}] * 2
         assert [one.name for one in await worker.limiter.overrides()] == ["calm"]
         assert worker.observer.kinds.count("secret_differs") == 1
 
