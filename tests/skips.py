@@ -26,15 +26,8 @@ needs_lmdb: Final = pytest.mark.skipif("lmdb" in WITHOUT_WHEEL, reason="lmdb has
 MOST: Final = Path(__file__).with_name("skips.txt")
 
 
-def python_here() -> str:
-    """Return this Python as skips.txt names it: 3.14, or 3.14t where it is free-threaded and has fewer wheels."""
-    version = sysconfig.get_python_version()
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return f"{version}t"
-    return version
-
-
-PYTHON: Final = python_here()
+PYTHON: Final = sysconfig.get_python_version() + ("t" if sysconfig.get_config_var("Py_GIL_DISABLED") else "")
+"""As skips.txt names it: 3.14, or 3.14t where it is free-threaded and has fewer wheels."""
 
 
 def missing_here(text: str) -> str | None:

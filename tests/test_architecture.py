@@ -172,11 +172,6 @@ class WithoutTypes(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def at_run_time(source: str) -> str:
-    """Return a source without its imports for types."""
-    return ast.unparse(WithoutTypes().visit(ast.parse(source)))
-
-
 def circles(sources: dict[Path, str]) -> list[set[str]]:
     """Return the groups of files that import each other, directly or by way of others, given the source of each."""
     reached = {file: {file_of(name) for name in imports(file, source)} & {*sources} for file, source in sources.items()}
@@ -192,5 +187,6 @@ def circles(sources: dict[Path, str]) -> list[set[str]]:
 @pytest.mark.parametrize("room", WITHOUT_CIRCLES)
 def test_no_file_of_a_room_imports_itself_by_way_of_others_but_for_types_of_one_other(room: str) -> None:
     sources = {file: file.read_text("utf-8") for file in SRC.joinpath(room).rglob("*.py")}
-    assert circles({file: at_run_time(source) for file, source in sources.items()}) == []
+    at_run_time = {file: ast.unparse(WithoutTypes().visit(ast.parse(source))) for file, source in sources.items()}
+    assert circles(at_run_time) == []
     assert [group for group in circles(sources) if len(group) > 2] == []

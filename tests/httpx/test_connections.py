@@ -79,8 +79,13 @@ class Client:
         self.kind, self.server = kind, server
         self.url = f"http://127.0.0.1:{server.server_port}"
         self.limiter = Limiter()
-        one = kind.inner(limits=kind.httpx.Limits(max_connections=1))
-        self.client = kind.client(limits="1000/second", key=_key, limiter=self.limiter, wait="10m", transport=one)
+        self.client = kind.client(
+            limits="1000/second",
+            key=lambda request: None if request.url.path == "/free" else "paused",
+            limiter=self.limiter,
+            wait="10m",
+            transport=kind.inner(limits=kind.httpx.Limits(max_connections=1)),
+        )
 
     async def call(self, name: str, *arguments: Any) -> Any:
         return await self.kind.call(self.client, name, *arguments)
@@ -104,10 +109,6 @@ class Client:
     async def get_free(self) -> int:
         """Return the status of another request, which waits up to five seconds for a connection."""
         return (await self.call("get", f"{self.url}/free")).status_code
-
-
-def _key(request: Any) -> str | None:
-    return None if request.url.path == "/free" else "paused"
 
 
 @pytest.fixture
