@@ -196,7 +196,7 @@ def unix_us(moment: datetime) -> int:
 
 
 def starts_on(unit: str, anchor: Anchor, day: date) -> bool:
-    """Say whether a period starts on a day, as somebody with a calendar would."""
+    """Say whether a period starts on a day, as a calendar on paper shows it."""
     last_of_month = (day + DAY).month != day.month
     on_day = day.day == anchor.day or (last_of_month and day.day < anchor.day)
     return {

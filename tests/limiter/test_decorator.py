@@ -312,7 +312,7 @@ class Line(OnALoop):
         assert all(one.task.done() for one in self.removed), "a request that makes room is refused at once"
         # A client that has left is skipped at its turn: until then, nobody behind it asks.
         if not any(one.is_gone for one in self.line) and self.line:
-            assert not self.store.peek(self.checks(self.first().cost)).allowed, "there is room, and somebody waits"
+            assert not self.store.peek(self.checks(self.first().cost)).allowed, "there is room, and a request waits"
 
 
 TestLine = Line.TestCase

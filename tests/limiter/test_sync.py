@@ -87,7 +87,7 @@ def test_no_method_takes_the_event_loop_of_its_thread_away(url: str) -> None:
 
 
 class Ticking:
-    """The time of waits for a gate: it passes while somebody sleeps."""
+    """The time of waits for a gate: it passes in calls of `sleep`."""
 
     now_s = 1.0
 
@@ -472,7 +472,7 @@ hit()
 
 
 @pytest.mark.parametrize("last", LAST.values(), ids=LAST)
-def test_the_interpreter_ends_though_nobody_closed_the_limiter(last: str) -> None:
+def test_the_interpreter_ends_though_the_limiter_is_open(last: str) -> None:
     assert run(PROGRAM, "", last) == "over\n"
 
 
@@ -480,7 +480,7 @@ def test_the_interpreter_ends_though_nobody_closed_the_limiter(last: str) -> Non
     "last", ["", pytest.param(CHILDREN, marks=[FORKS, pytest.mark.all])], ids=["alone", "children"]
 )
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
-def test_a_process_ends_without_a_warning_though_nobody_closed_its_store(url: str, last: str) -> None:
+def test_a_process_ends_without_a_warning_though_its_store_is_open(url: str, last: str) -> None:
     """A child that ends takes nothing from its parent."""
     assert run(PROGRAM, url, last) == "over\n"
 

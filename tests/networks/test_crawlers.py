@@ -60,7 +60,7 @@ def test_a_file_without_usable_networks_is_an_error(
 
 
 def guarded(networks: Networks, **options: Any) -> RateLimitMiddleware:
-    """Return a site that lets verified crawlers have a limit of their own, and blocks who only sends the name."""
+    """Return a site where verified crawlers have a limit of their own; a client that only sends the name is blocked."""
     rules = [
         Rule("*", "4/minute", when=networks.has_client(), final=True, name="google"),
         Rule("*", block=True, when=lambda request: "Googlebot" in request.headers.get("user-agent", ""), name="forged"),
@@ -69,7 +69,7 @@ def guarded(networks: Networks, **options: Any) -> RateLimitMiddleware:
     return RateLimitMiddleware(hello, rules=rules, limiter=Limiter(MemoryStore(clock=FakeClock())), **options)
 
 
-async def test_who_is_verified_has_a_limit_of_its_own_and_who_sends_the_name_alone_is_blocked() -> None:
+async def test_a_verified_crawler_has_a_limit_of_its_own_and_a_forged_name_is_blocked() -> None:
     app = guarded(Networks.from_file(GOOGLE))
     for address in ("66.249.64.5", "2001:4860:4801:10::7"):
         assert await statuses(app, 5, client=(address, 1), headers=NAMED) == [200] * 4 + [429]
