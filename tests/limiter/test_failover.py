@@ -454,6 +454,20 @@ async def test_what_says_nothing_of_the_server_is_no_probe(replaced: str, by: An
     assert not setup.limiter.is_failing
 
 
+async def test_a_probe_whose_request_is_cancelled_is_followed_by_another_at_once() -> None:
+    setup = Setup("allow")
+    await setup.fail()
+    setup.clock.advance(us=breaker.OPEN_US)
+    setup.store.error, setup.store.hangs = None, True
+    probing = asyncio.create_task(setup.hit())
+    await turns(2)
+    probing.cancel()
+    await asyncio.wait([probing])
+    setup.store.hangs = False
+    assert (await setup.hit()).reason == "ok"
+    assert not setup.limiter.is_failing
+
+
 @pytest.mark.parametrize("wrap", [asyncio.ensure_future, lambda answer: asyncio.shield(answer)], ids=["task", "shield"])
 async def test_a_task_of_a_store_has_its_deadline_too(wrap: Any) -> None:
     setup = Setup("allow", deadline="20ms")
