@@ -611,16 +611,11 @@ async def test_limits_of_one_name_and_bans_of_one_key_are_rows_of_their_own(site
 # -- charts are well-formed, stay inside their place, and show the numbers that they are made of -----------------------
 
 
-STEPS = st.lists(
-    st.builds(
-        lambda passed, limited, banned, blocked: Traffic(
-            passed=passed, refused=limited + banned + blocked, banned=banned, blocked=blocked
-        ),
-        *[st.integers(0, 10**9)] * 4,
-    ),
-    min_size=1,
-    max_size=80,
-)
+def traffic(passed: int, limited: int, banned: int, blocked: int) -> Traffic:
+    return Traffic(passed=passed, refused=limited + banned + blocked, banned=banned, blocked=blocked)
+
+
+STEPS = st.lists(st.builds(traffic, *[st.integers(0, 10**9)] * 4), min_size=1, max_size=80)
 STEP_S = st.sampled_from([5.0, 60.0, 300.0, 1_200.0])
 
 
