@@ -52,7 +52,7 @@ class Facts(NamedTuple):
 
     @property
     def refused_by(self) -> Fact | None:
-        """The row that refuses the key now, or else a full window that may, one for every request if there is one."""
+        """The row that refuses the key now, or else a ban or a full window that may; first one for every request."""
         if self.off is not None:
             return None
         refusing = [row for row in self.rows if row.does is Verdict.REFUSES or row.may_refuse]

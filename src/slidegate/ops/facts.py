@@ -71,8 +71,10 @@ class Fact(NamedTuple):
 
     @property
     def may_refuse(self) -> bool:
-        """Whether it is a limit without room, to which something else must be added for a refusal."""
-        return self.does is Verdict.MAY_REFUSE and self.window is not None and not self.window.remaining
+        """Whether it is a ban, or a limit without room, to which something else must be added for a refusal."""
+        if self.does is not Verdict.MAY_REFUSE:
+            return False
+        return self.ban is not None or (self.window is not None and not self.window.remaining)
 
     def until_us(self, now_us: int) -> int | None:
         """Return until when it refuses, in Unix time; None if that is unknown."""
