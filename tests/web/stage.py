@@ -41,7 +41,14 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > come GET /a times=3                     requests that may wait; `ended` and `all` say when each is answered
     > leave 1                                 the second of their clients leaves, or its server cancels it: `cancel 1`
     > slow                                    those that come stay under way, until they `end`
-    > sleep 4s                                time goes by for those that wait
+    > sleep 4s                                time goes by for those that wait; `waiting` counts these, and `inside` has
+                                              the tenants of those under way
+    > override api 5/minute 1h ann            what operators do; so do `restore`, `ban`, `unban` and `reset`
+    > events store                            what has happened since the last look: events, of these kinds alone;
+                                              `refusals`, `outcomes` and lines of the `log` in the same way
+    > left api                                what is left of a rule's limit for a client; `bans`, `amounts` in force,
+                                              `permits` that are held, how many `keys` are counted, and `findings`
+    > PREFLIGHT /a                            what a browser asks before a request to another origin
 """
 
 import ast
