@@ -30,7 +30,7 @@ from slidegate.core.bans.rows import HEADER
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.counts import LEAD
-from slidegate.stores.lmdb.transaction import Transactions
+from slidegate.stores.lmdb.transaction import Transaction, Transactions
 from slidegate.stores.lmdb.windows import WindowRows
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -102,6 +102,18 @@ def test_a_refusal_writes_nothing(opened: Opened, limits: Any) -> None:
         wall.advance(us=7)
         assert not opened(clock=ticks, wall_clock=wall).hit(checks), "which was not asked before"
     assert store._env.counts.lmdb.info()["last_txnid"] == written
+
+
+def test_what_has_ended_is_looked_for_ten_times_a_second(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is nothing yet, and where what is there ends later."""
+    clock, sweep, swept = FakeClock(10**12), Transaction.sweep, list[int]()
+    monkeypatch.setattr(Transaction, "sweep", lambda own, most: swept.append(most) or sweep(own, most))
+    store = opened(clock=clock)
+    for looks, checks in ((2, ()), (4, CHECKS)):
+        for _ in range(20):
+            store.hit(checks)
+            clock.advance("10ms")
+        assert len(swept) == looks
 
 
 async def waited(store: Any) -> Decision:
