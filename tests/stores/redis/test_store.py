@@ -627,6 +627,21 @@ async def test_two_calls_are_under_way_on_a_connection_and_no_more(store: RedisS
     assert all(future.result().allowed for future in futures)
 
 
+async def test_a_line_is_renewed_when_what_is_under_way_is_answered(server: RedisServer) -> None:
+    async with store_at(server) as store:
+        line = store.parts.open_line()
+        await line.ask("PING")
+        server.pause()
+        asked = asyncio.ensure_future(line.ask("PING"))
+        await turns(5)
+        renewed = asyncio.ensure_future(line.renew())
+        await turns(5)
+        server.resume()
+        assert await asked == b"PONG"
+        await renewed
+        await line.close()
+
+
 def test_an_event_loop_that_ends_with_a_request_in_the_queue_ends_quietly(server: RedisServer) -> None:
     failed = list[dict[str, Any]]()
 
