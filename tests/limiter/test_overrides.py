@@ -392,6 +392,25 @@ def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monke
             job()
 
 
+def test_a_thread_that_looks_looks_for_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refresh, "STALE_NS", 60 * 10**9)  # on a busy machine, too
+    limiter, looks = Limiter.from_url(f"lmdb://{tmp_path}", deadline="20s"), list[int]()
+    ask = limiter.engine.rows.ask
+
+    def ask_beside_another(*given: Any) -> Any:
+        looks.append(threading.get_ident())
+        thread = threading.Thread(target=limiter.sync.hit, args=("k", "5/minute"))
+        if len(looks) == 1:
+            thread.start()
+            thread.join()
+        return ask(*given)
+
+    monkeypatch.setattr(limiter.engine.rows, "ask", ask_beside_another)
+    with limiter.sync:
+        assert limiter.sync.hit("k", "5/minute").remaining == 3
+    assert looks == [threading.get_ident()]
+
+
 async def test_of_limits_of_one_name_each_amount_is_reported() -> None:
     """Two middlewares have a rule of one name: these are two limits. Rules of one bucket are one limit."""
     limiter = Limiter(observers=[observer := RecordingObserver()])
