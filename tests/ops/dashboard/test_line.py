@@ -53,8 +53,12 @@ def check_line(line: Line, refusals: Refusals, banned: set[str]) -> None:
         assert row.refused == max(one.refused for one in left)
         assert refusals.whole / 2 < row.refused
         assert refusals.whole >= MIN_REFUSALS
-        actions = [["look", "raise"], ["look"]] if row.many else [["ban", "look"]]
-        assert [one.does for one in line.actions] in actions
+        actions = [("ban", row.key), ("look", row.key)]
+        if row.many:
+            actions = [("look", row.key)]
+            if row.rule != "old":  # which has no amount
+                actions.append(("raise", row.rule.replace(" ", "_")))
+        assert [one[:2] for one in line.actions] == actions
         assert bool(row.many) == (row.key in MANY or row.rule == "all together")
     else:
         assert line.kind == "several"
