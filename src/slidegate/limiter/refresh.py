@@ -121,7 +121,7 @@ class Refresher:
         return self._refresh_beside(lambda: self.question(checks, subjects))
 
     def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
-        """Return the ban that refuses an exempt request; none if limits are off by now."""
+        """Return the ban that closes an open websocket; none if limits are off by now."""
         return self._refresh_beside(lambda: self.ban_question(subjects))
 
     def _refresh_beside(self, ask: Callable[[], T | Awaitable[T]]) -> T | Awaitable[T]:

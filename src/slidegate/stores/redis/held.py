@@ -186,7 +186,7 @@ class HeldAnswers:
     # -- answers of Redis --------------------------------------------------------------------------------------------
 
     def keep_refusal(self, question: Question, decision: Decision, sent_ns: int) -> None:
-        """Keep a refusal, by a ban, or by limits until units leave, unless this process has changed that meanwhile.
+        """Keep a refusal, by a ban, or by limits until units leave. A change since it was asked ends it, too.
 
         Args:
             decision: The decision of Redis.
@@ -204,11 +204,10 @@ class HeldAnswers:
                     lasts_us = min(lasts_us, leaves_us - decision.now_us)
         elif decision.retry_after_us is not None:
             lasts_us = min(lasts_us, decision.retry_after_us)
-        if not self._has_changed(question, sent_ns, is_refused=True):
-            until_us = self._time.sent_us(sent_ns) + lasts_us
-            self._latest_us = came_us = self._time.local_us()
-            remember(self.answers, subject, Answer(decision, sent_ns, came_us, until_us, amounts_of(question.checks)))
-            self._refusals_end_us = max(self._refusals_end_us, until_us)
+        until_us = self._time.sent_us(sent_ns) + lasts_us
+        self._latest_us = came_us = self._time.local_us()
+        remember(self.answers, subject, Answer(decision, sent_ns, came_us, until_us, amounts_of(question.checks)))
+        self._refusals_end_us = max(self._refusals_end_us, until_us)
 
     def end_refusals(self, question: Question) -> None:
         """End the refusals that share windows with a question that was charged: they have other numbers now."""
