@@ -430,6 +430,8 @@ async def test_page_of_a_view_is_small_and_asks_no_other_place(site: Site) -> No
 
 async def test_a_dashboard_that_only_shows_has_no_form_for_a_change(clock: FakeClock) -> None:
     site = Site(clock, changes=False)
+    await site.visit(times=60, client="198.51.100.1")  # which the line on top accuses
+    await site.limiter.override("all", "30/minute", "1h")
     await site.limiter.ban("203.0.113.9", "1h")
     for view in (*VIEWS, "clients?key=203.0.113.9"):
         page = await site.page(view)
@@ -701,6 +703,10 @@ async def test_bans_and_changes_are_marked_once(site: Site) -> None:
     service = Service(site.limiter)
     marks = chart.marks_of(await site.limiter.history(), (await service.bans()).newest)
     assert sorted(one.kind for one in marks) == ["ban", "ban", "change", "change"]
+    site.clock.advance("10s")  # the running step is not drawn
+    for view in ("", "?rule=all", "?route=GET /"):
+        page = await site.get(view)
+        assert {*re.findall('class="mark (\\w+)"', page.body.decode())} == {"ban", "change"}
 
 
 def test_late_answers_are_one_line_with_a_count_and_so_is_what_several_workers_tell() -> None:
