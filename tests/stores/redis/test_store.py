@@ -43,9 +43,10 @@ PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
 async def test_a_cluster_is_reached_at_the_addresses_that_the_user_s_client_maps_to(cluster: RedisCluster) -> None:
     outside = Mock(side_effect=lambda announced: announced)
     client = redis.asyncio.RedisCluster(host=HOST, port=cluster.servers[0].port, address_remap=outside)
-    async with client, store_at(client) as store:
+    async with store_at(client) as store:  # the client itself asks no server, and so maps no address
         assert await hit(store)
     assert {(HOST, server.port) for server in cluster.servers} <= {call.args[0] for call in outside.call_args_list}
+    await client.aclose()
 
 
 @pytest.fixture
