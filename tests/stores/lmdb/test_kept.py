@@ -355,11 +355,13 @@ def test_what_a_killed_worker_has_not_copied_is_copied_by_another(machine: Machi
         own.hit(((PLAN, "user:kim", 3),))
         os._exit(9)
 
-    living = [machine.store()] if who == "a living one" else []
+    if who == "a living one":
+        other = machine.store()
     killed(machine, act)
-    for other in living:
+    if who == "a living one":
         other.hit(CHECKS)
-    other = machine.store()
+    else:
+        other = machine.store()
     until(lambda: not unkept(other), "it is copied")
     store = crash(machine, "2")
     assert banned(store) == ["user:eve"]
@@ -407,7 +409,8 @@ async def test_a_command_on_a_loop_waits_for_the_disk_beside_it(machine: Machine
 def test_a_child_that_is_forked_within_a_copy_makes_its_own(machine: Machine, way: Callable[[], int]) -> None:
     machine.patch.setattr(gate, "FORK_S", 0.02)
     machine.patch.setattr(kept, "in_background", lambda work: None)  # a fork from C beside a busy thread may hang
-    store, is_inside, may_write, write = machine.store(), threading.Event(), threading.Event(), Kept._write
+    store, is_inside, may_write = machine.store(), threading.Event(), threading.Event()
+    write = Kept._write
 
     def slowly(own: Kept, changes: Any) -> None:
         with own._opened():
