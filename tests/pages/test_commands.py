@@ -303,10 +303,13 @@ def environment(programs: Path) -> dict[str, str]:
 
 
 def index_answers(checkout: Path) -> bool:
-    """Return whether pip finds the package that builds slidegate."""
+    """Return whether pip finds the package that builds slidegate, within two minutes."""
     ask = ["-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--timeout", "15", "--retries", "1"]
     command = [sys.executable, *ask, "--dest", str(checkout), "hatchling"]
-    return subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def shape(text: str) -> str:

@@ -98,7 +98,8 @@ def serving(serve: Serve, app: Any) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    until(lambda: listens(port), "the server listens")
+    until(lambda: listens(port) or not thread.is_alive(), "the server listens")
+    assert thread.is_alive(), "the server did not start"
     try:
         yield f"127.0.0.1:{port}"
     finally:

@@ -47,8 +47,10 @@ from .processes import SMALL, TwoProcesses, counts_file, gate_held, keys_in, ope
 
 class InFiles:
     @pytest.fixture(autouse=True)
-    def _root(self, tmp_path: Path) -> None:
+    def _root(self, tmp_path: Path) -> Iterator[None]:
         self.root, self.numbers = tmp_path, itertools.count()
+        yield
+        shutil.rmtree(tmp_path)  # pytest would keep 32 MB of each test
 
     def new_path(self) -> str:
         number = next(self.numbers)
@@ -239,8 +241,11 @@ async def test_a_hit_is_given_up_at_its_own_deadline_for_nothing(store: Any, dea
     made = {deadline: Limiter(store, deadline=deadline, on_error="deny") for deadline in deadlines}
     short, long = made["20ms"], made["4s"]
     with gate_held(store) as gate:
-        asked = long.hit("ann", "5/hour"), asyncio.to_thread(long.sync.hit, "ann", "5/hour"), long.hit("ann", "5/hour")
-        *waiting, cancelled = map(asyncio.create_task, asked)
+        waiting = [
+            asyncio.create_task(long.hit("ann", "5/hour")),
+            asyncio.create_task(asyncio.to_thread(long.sync.hit, "ann", "5/hour")),
+        ]
+        cancelled = asyncio.create_task(long.hit("ann", "5/hour"))
         assert (await short.hit("ann", "5/hour")).reason is Reason.UNAVAILABLE
         assert (await asyncio.to_thread(short.sync.hit, "ann", "5/hour")).reason is Reason.UNAVAILABLE
         cancelled.cancel()

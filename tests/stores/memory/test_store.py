@@ -155,8 +155,10 @@ def calls_of(store: MemoryStore, question: tuple[Any, ...]) -> int:
     """Return how many calls of Python functions a hit makes."""
     made = list[bool]()
     sys.setprofile(lambda frame, event, arg: made.append(event == "call"))
-    store.hit(question)
-    sys.setprofile(None)
+    try:
+        store.hit(question)
+    finally:
+        sys.setprofile(None)
     return sum(made)
 
 

@@ -408,9 +408,9 @@ class Load:
 
 async def ended(tasks: list[asyncio.Task[None]]) -> None:
     """Wait for what has begun; raise what is neither given up nor an error of the store."""
-    for task in tasks:
-        with suppress(asyncio.CancelledError, StoreError):
-            await task
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, BaseException) and not isinstance(result, (asyncio.CancelledError, StoreError)):
+            raise result
 
 
 async def rage(deployment: Deployment, rng: random.Random, moves: int) -> None:
