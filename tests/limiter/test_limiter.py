@@ -233,13 +233,19 @@ async def listed(found: Any) -> list[Any]:
 
 
 QUESTIONS: list[tuple[Any, ...]] = [
-    *((method, "user:ann", "5/minute") for method in ("hit", "peek")),
-    *((method, "user:ann") for method in ("inspect", "banned", "unban", "reset")),
-    *((method,) for method in ("bans", "reset_all")),
+    ("hit", "user:ann", "5/minute"),
+    ("peek", "user:ann", "5/minute"),
     ("charge", "user:ann", "5/minute", 1),
+    ("inspect", "user:ann"),
     ("strike", "user:ann", BanPolicy("3/minute", "10m")),
+    ("banned", "user:ann"),
+    ("unban", "user:ann"),
     ("ban", "user:ann", "1h"),
+    ("bans",),
+    ("reset", "user:ann"),
+    ("reset_all",),
 ]
+"""Methods of a limiter and their arguments."""
 MOVES: list[tuple[Any, ...]] = [("export_bans",), ("import_bans", ['{"slidegate": "bans", "version": 4}'])]
 
 
@@ -267,11 +273,14 @@ async def test_a_closed_limiter_raises_at_questions_and_requests(store: Any, on_
     closed = f"^the limiter on {re.escape(repr(store))} was closed and can no longer be used; create a new one$"
     await asyncio.wait(waiting, timeout=30)
     assert [task.exception() is None for task in waiting] == [True, is_off]
-    before, enter = threading.enumerate(), limiter.limited("5/minute", key="user:ann", wait="9s").__enter__
+    before = threading.enumerate()
+    enter = limiter.limited("5/minute", key="user:ann", wait="9s").__enter__
     asks: list[Callable[[], Awaitable[object]]] = [partial(asked, limiter, *one) for one in QUESTIONS + MOVES]
     asks += [partial(statuses, app, 1, path) for path in ("/", "/trap") * 3]
     asks += [partial(asyncio.to_thread, limiter.sync.hit, "user:ann", "5/minute"), partial(asyncio.to_thread, enter)]
-    for ask in asks if is_off else (lambda: waiting[1], *asks):
+    if not is_off:
+        asks.append(lambda: waiting[1])
+    for ask in asks:
         with pytest.raises(StoreUnavailable, match=closed):
             await ask()
     assert "slidegate-loop" not in [thread.name for thread in threading.enumerate() if thread not in before]

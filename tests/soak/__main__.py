@@ -110,7 +110,8 @@ class Visitors:
         client = f"198.51.100.{number // 2 + 1}" if number % 4 < 2 else f"2001:db8:0:{number // 2 + 1:x}::1"
         connection: tuple[StreamReader, StreamWriter] | None = None
         while not self.stopped and len(self.answers) < MOST_ANSWERS:
-            leaves, keeps = self._chance.random() < 0.05, False
+            leaves = self._chance.random() < 0.05
+            keeps = False
             path = "/counts" if pause_s < 0.01 and self._chance.random() < 0.8 else self._chance.choice(PATHS)
             try:
                 async with asyncio.timeout(HANGS_S):
@@ -135,13 +136,15 @@ class Visitors:
             self.cut += 1
             return False  # before the answer
         head = await reader.readuntil(b"\r\n\r\n")
-        received_s, status = time.monotonic(), int(head[9:12])
+        received_s = time.monotonic()
+        status = int(head[9:12])
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
         body = b""
         if not leaves:  # else it leaves in the middle of a stream
             length = fields.get(b"content-length")
             body = await (reader.readexactly(int(length)) if length else reader.readuntil(b"0\r\n\r\n"))
-        banned, retry_after_s = b"abnormal-usage-detected" in body, int(fields.get(b"retry-after", 0))
+        banned = b"abnormal-usage-detected" in body
+        retry_after_s = int(fields.get(b"retry-after", 0))
         path = path.partition("?")[0]
         self.answers.append(Answer(client, path, status, sent_s, received_s, banned, retry_after_s))
         return not leaves and fields.get(b"connection") != b"close"

@@ -184,8 +184,15 @@ async def test_a_thread_does_not_wait_for_ever_for_one_that_hangs(store: Any, mo
 
 @pytest.mark.parametrize(
     ("threads", "loops", "work_s", "deadline"),
-    # A thread waits for the others of its process beyond its deadline, a loop does not.
-    [*[(*many, 0.0, "4s") for many in ((1, 1), (4, 1), (0, 2), (2, 2))], (16, 0, 0.002, "50ms"), (8, 1, 0.002, "10s")],
+    [
+        (1, 1, 0.0, "4s"),
+        (4, 1, 0.0, "4s"),
+        (0, 2, 0.0, "4s"),
+        (2, 2, 0.0, "4s"),
+        # A thread waits for the others of its process beyond its deadline, a loop does not.
+        (16, 0, 0.002, "50ms"),
+        (8, 1, 0.002, "10s"),
+    ],
 )
 def test_busy_threads_and_loops_leave_each_other_turns(
     store: Any, observer: RecordingObserver, threads: int, loops: int, work_s: float, deadline: str

@@ -85,7 +85,8 @@ class Worker:
             return
         end_us = min(mark for _, _, mark, _ in decision.readings)
         if not isinstance(answer, Decision):
-            began_us, ended_us, end_us = decision.now_us, decision.now_us, 0
+            began_us = ended_us = decision.now_us
+            end_us = 0
         if key == "refund" and self.rnd.random() < 0.5:
             if self.rnd.random() < 0.3:
                 await asyncio.sleep(self.rnd.random() * 0.2)
@@ -129,7 +130,9 @@ class Storm:
 
     def __init__(self, server: RedisServer, folder: Path, seed: int) -> None:
         self.server, self.folder, self.seed, self.rnd = server, folder, seed, random.Random(seed)
-        self.prefix, self.proxy, self.workers = fresh_prefix(), FaultProxy(server.port), dict[int, BaseProcess]()
+        self.prefix = fresh_prefix()
+        self.proxy = FaultProxy(server.port)
+        self.workers = dict[int, BaseProcess]()
         self.started = self.stops = self.kills = 0
         self.resets, self.bans = list[tuple[int, int]](), list[tuple[int, int]]()
         self.banned_us = 0  # since when the banned key is banned; 0 if it is not
