@@ -29,7 +29,6 @@ FASTAPI: Final = "bare FastAPI"
 WEBSOCKET: Final = "bare websocket"
 
 PROXIED: Final = Traffic(proxy=PROXY)
-ON_UNIX_SOCKET: Final = Traffic(proxy="")
 NEW_PATHS: Final = Traffic(new_paths=True)
 BUSY: Final = Traffic(clients=10_000, paths=1_000)
 KEYS: Final = Traffic(keys=100_000)
@@ -106,15 +105,9 @@ TABLES: Final = {
         *with_traffic("header key, 100,000 values", one_rule(KEYS, key=KEY), "100,000 values", who=api_key_of_peer),
         to_peer("count_if", one_rule(count_if=lambda status: status == 200), "≤1.6"),
         to_peer("concurrency", one_rule(concurrency=100), "≤2.6"),
-        to_peer("key function", one_rule(key=lambda request: request.client.host)),
-        to_peer("condition", one_rule(when=lambda request: True)),
-        to_peer("shadow", ours(rules=lambda limits: [Rule("*", limits), Rule("*", limits, shadow=True)])),
-        to_peer("idle wait", one_rule(wait="200ms")),
-        to_peer("Unix socket", ours(ON_UNIX_SOCKET, client=client_ip(trusted=["unix"]))),
         to_peer("ten rules", ours(rules=lambda limits: [Rule(template, limits) for template in TEMPLATES])),
         *with_traffic("10,000 clients, 1,000 paths", ours(BUSY), "10,000 clients"),
         Row(PEER, App(asgi_ratelimit), BARE),
-        to_peer("asgi-ratelimit, once more", App(asgi_ratelimit)),
         to_peer(FIVE, App(partial(asgi_ratelimit, patterns=("^/login", "^/api/", "^/items/", "^/export/", "^/")))),
     ],
     "Admitted: microseconds more than default": [

@@ -56,7 +56,7 @@ def client_of(number: int) -> str:
 
 
 def scope_of(path: str, peer: str, *headers: tuple[bytes, bytes]) -> Scope:
-    """Return the scope of a GET request, in which every object is new; without a peer on a Unix socket."""
+    """Return the scope of a GET request, in which every object is new."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -68,8 +68,8 @@ def scope_of(path: str, peer: str, *headers: tuple[bytes, bytes]) -> Scope:
         "query_string": b"",
         "root_path": "",
         "headers": [*HEADERS, *headers],
-        "client": (peer, 4711) if peer else None,
-        "server": ("127.0.0.1", 80) if peer else ("/run/app.sock", None),
+        "client": (peer, 4711),
+        "server": ("127.0.0.1", 80),
     }
 
 
@@ -81,21 +81,21 @@ class Traffic(NamedTuple):
         paths: The number of paths.
         keys: The number of values of X-API-Key, of which each client has its share; without the field if 0.
         new_paths: Whether every path is requested only once.
-        proxy: The peer of all requests, whose clients a header field names; empty for a Unix socket, None for no proxy.
+        proxy: The peer of all requests, whose clients a header field names; empty for none.
     """
 
     clients: int = 256
     paths: int = 10_000
     keys: int = 0
     new_paths: bool = False
-    proxy: str | None = None
+    proxy: str = ""
 
     def scope(self, path: int, client: str, key: int = 0) -> Scope:
         """Return the scope of one request."""
         fields = []
         if self.keys:
             fields.append((b"x-api-key", b"key-%d" % key))
-        if self.proxy is None:
+        if not self.proxy:
             return scope_of(path_of(path), client, *fields)
         return scope_of(path_of(path), self.proxy, (b"x-forwarded-for", client.encode()), *fields)
 
