@@ -11,7 +11,7 @@ from benchmarks import rounds
 from benchmarks.__main__ import NAMES
 
 SMALL = {
-    "bytecodes": ["--only", "default", "--functions"],
+    "bytecodes": ["--only", "default"],
     "limiter": ["--processes", "1", "--rounds", "1", "--only", "slidegate"],
     "real": ["--processes", "1", "--rounds", "1", "--requests", "2", "--only", "default"],
     "startup": ["--rounds", "1"],
