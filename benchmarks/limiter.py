@@ -5,7 +5,6 @@ hundred times, which are refused. Answers are stored during the measurement and 
 says how many times as fast slidegate is.
 """
 
-from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
@@ -50,7 +49,7 @@ async def hit_us(hits: Hits, expected: bool) -> float:
     return taken_ns / len(answers) / 1_000
 
 
-async def candidate(make: Callable[[], Hits], refused: bool, requests: int) -> Round:
+async def candidate(make: Callable[[], Hits], refused: bool) -> Round:
     """Return the rounds of admitted hits, or of the refused hits that follow them."""
 
     async def one_round(turn: int) -> float:
@@ -75,9 +74,5 @@ TABLES: Final = {
 }
 
 
-def arguments(parser: ArgumentParser) -> None:
-    rounds.arguments(parser, TABLES)
-
-
-def main(options: Namespace) -> None:
-    rounds.main(options, TABLES)
+arguments: Final = partial(rounds.arguments, tables=TABLES)
+main: Final = partial(rounds.main, tables=TABLES)

@@ -51,7 +51,7 @@ class Server:
             raise RuntimeError("the websocket was closed")
 
 
-async def candidate(limited: bool, requests: int) -> Round:
+async def candidate(limited: bool) -> Round:
     """Return the rounds of a websocket, with a limit or without a middleware."""
 
     async def one_round(turn: int) -> float:

@@ -5,7 +5,6 @@ microsecond more directly after another application, so in as many rounds as the
 and follows every other once. The ratio of a row is to what its peer adds.
 """
 
-from argparse import ArgumentParser, Namespace
 from functools import partial
 from ipaddress import IPv4Network
 from itertools import islice
@@ -18,7 +17,7 @@ from slidegate.ops.statistics import Statistics
 from slidegate.prometheus import PrometheusMetrics
 
 from . import messages, rounds
-from .apps import ONE, PLENTY, USUAL, Allowed, App, api_key_of_peer, asgi_ratelimit, bare, fastapi, limited
+from .apps import ONE, PLENTY, USUAL, App, api_key_of_peer, asgi_ratelimit, bare, fastapi, limited
 from .rounds import Row
 from .traffic import PROXY, TEMPLATES, Traffic, client_of
 
@@ -42,24 +41,25 @@ EVERYBODY: Final = [client_of(number) for number in range(USUAL.clients)]
 BLOCKLIST: Final[dict[str, Any]] = {"blocklist": Networks(NETWORKS)}
 
 
-def ours(traffic: Traffic = USUAL, status: int = 200, allowed: Allowed = PLENTY, **options: Any) -> App:
-    """Return an application behind our middleware."""
-    return App(partial(limited, **options), traffic, status, allowed)
+def ours(traffic: Traffic = USUAL, status: int = 200, **options: Any) -> App:
+    """Return an application behind our middleware; without rules or limits in the options, with one limit."""
+    if "rules" not in options and "default_limits" not in options:
+        options.setdefault("limits", PLENTY)
+    return App(partial(limited, **options), traffic, status)
+
+
+new_paths: Final = partial(ours, NEW_PATHS, 429)
 
 
 def one_rule(traffic: Traffic = USUAL, **options: Any) -> App:
-    """Return an application with one rule for all requests."""
-    return ours(traffic, rules=lambda limits: [Rule("*", limits, **options)])
+    return ours(traffic, rules=[Rule("*", PLENTY, **options)])
 
 
 def everything(**options: Any) -> App:
     """Return an application with five rules, of which the first that matches counts a request, and all lists."""
-
-    def rules(limits: str) -> list[Rule]:
-        paths = ("/api/{rest:path}", "/items/{id}", "/export/{id}")
-        login = Rule("/login", limits, methods=["POST"], final=True)
-        return [login, *(Rule(path, limits, final=True) for path in paths), Rule("*", limits)]
-
+    paths = ("/api/{rest:path}", "/items/{id}", "/export/{id}")
+    login = Rule("/login", PLENTY, methods=["POST"], final=True)
+    rules = [login, *(Rule(path, PLENTY, final=True) for path in paths), Rule("*", PLENTY)]
     return ours(PROXIED, rules=rules, **PROXIES, **POLICY, **BLOCKLIST, **options)
 
 
@@ -87,7 +87,7 @@ def at_endpoint(name: str, target: str = "") -> Row:
 
 
 def refused_at_endpoint(name: str, target: str = "") -> Row:
-    app = App(partial(fastapi, limit=name), USUAL, 429, ONE)
+    app = App(partial(fastapi, limit=name, limits=ONE), USUAL, 429)
     return Row(f"{name}, refused", app, FASTAPI, "fastapi-limiter, refused", FASTAPI, target)
 
 
@@ -105,29 +105,29 @@ TABLES: Final = {
         *with_traffic("header key, 100,000 values", one_rule(KEYS, key=KEY), "100,000 values", who=api_key_of_peer),
         to_peer("count_if", one_rule(count_if=lambda status: status == 200), "≤1.6"),
         to_peer("concurrency", one_rule(concurrency=100), "≤2.6"),
-        to_peer("ten rules", ours(rules=lambda limits: [Rule(template, limits) for template in TEMPLATES])),
+        to_peer("ten rules", ours(rules=[Rule(template, PLENTY) for template in TEMPLATES])),
         *with_traffic("10,000 clients, 1,000 paths", ours(BUSY), "10,000 clients"),
         Row(PEER, App(asgi_ratelimit), BARE),
         to_peer(FIVE, App(partial(asgi_ratelimit, patterns=("^/login", "^/api/", "^/items/", "^/export/", "^/")))),
     ],
     "Admitted: microseconds more than default": [
-        Row("two windows", ours(limits="{0}; {0.amount}/day"), "default", target="≤3.5"),
+        Row("two windows", ours(limits=f"{PLENTY}; 2000000000/day"), "default", target="≤3.5"),
         Row("an address banned", ours(banned=["192.0.2.7"]), "default", target="≤0.7"),
         Row("a network banned", ours(banned=["192.0.2.0/24"]), "default", target="≤0.7"),
     ],
     "Refused: microseconds more than the answer of the bare application": [
-        Row("refused by a limit", ours(USUAL, 429, ONE), BARE, target="≤-1"),
+        Row("refused by a limit", ours(USUAL, 429, limits=ONE), BARE, target="≤-1"),
         Row("refused by a ban", ours(USUAL, 403, banned=EVERYBODY), BARE, target="≤0.5"),
     ],
     "A path never seen before: the ratio to ten routes, or to what further routes add to Starlette": [
-        Row("10 routes, refused", ours(NEW_PATHS, 429, ONE)),
-        Row("1,000 routes, refused", ours(NEW_PATHS, 429, ONE, routes=1_000), "", "10 routes, refused", "", "≤1.3"),
+        Row("10 routes, refused", new_paths(limits=ONE)),
+        Row("1,000 routes, refused", new_paths(limits=ONE, routes=1_000), "", "10 routes, refused", target="≤1.3"),
         Row("bare Starlette, 10 routes", App(bare, NEW_PATHS)),
         Row("bare Starlette, 1,000 routes", App(partial(bare, routes=1_000), NEW_PATHS)),
-        Row("10 routes, default_limits", ours(NEW_PATHS, 429, ONE, by_route=True)),
+        Row("10 routes, default_limits", new_paths(default_limits=ONE)),
         Row(
             "1,000 routes, default_limits",
-            ours(NEW_PATHS, 429, ONE, by_route=True, routes=1_000),
+            new_paths(default_limits=ONE, routes=1_000),
             "10 routes, default_limits",
             "bare Starlette, 1,000 routes",
             "bare Starlette, 10 routes",
@@ -152,10 +152,5 @@ APPS: Final = {row.name: row.candidate for rows in TABLES.values() for row in ro
 """The applications by the name of their row."""
 
 
-def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--requests", type=int, default=200, help="of each candidate in each round")
-    rounds.arguments(parser, TABLES)
-
-
-def main(options: Namespace) -> None:
-    rounds.main(options, TABLES, options.requests)
+arguments: Final = partial(rounds.arguments, tables=TABLES)
+main: Final = partial(rounds.main, tables=TABLES)

@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
     Attributes:
         name: The name of the candidate.
-        candidate: Returns its rounds, given the number of requests in each.
+        candidate: Returns its rounds.
         minus: The candidate whose time is subtracted, such as the bare application; empty for none.
         per: The candidate to which the row is compared; empty for none.
         per_minus: The candidate whose time is subtracted from that of `per`.
@@ -40,7 +40,7 @@ class Row(NamedTuple):
     """
 
     name: str
-    candidate: Callable[[int], Awaitable[Round]]
+    candidate: Callable[[], Awaitable[Round]]
     minus: str = ""
     per: str = ""
     per_minus: str = ""
@@ -104,9 +104,9 @@ class Worker:
         SystemExit: It imports slidegate from elsewhere, or failed.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], requests: int) -> None:
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", json.dumps([names, requests])],
+            [sys.executable, "-m", "benchmarks.worker", json.dumps(names)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
             stdin=subprocess.PIPE,
@@ -137,11 +137,11 @@ def arguments(parser: ArgumentParser, tables: Mapping[str, Sequence[Row]]) -> No
     parser.add_argument("--rounds", type=int, default=15, help="in each process")
     parser.add_argument("--processes", type=int, default=3, help="of each version, one after the other")
     names = [row.name for rows in tables.values() for row in rows]
-    parser.add_argument("--only", action="append", choices=names, metavar="ROW", help=f"repeatable: {', '.join(names)}")
+    parser.add_argument("--only", action="append", choices=names, help="repeatable")
     parser.add_argument("--other", metavar="PATH", help="a checkout, or `compiled`: the wheel of this one")
 
 
-def measure(options: Namespace, names: Sequence[str], requests: int) -> Processes:
+def measure(options: Namespace, names: Sequence[str]) -> Processes:
     """Return the rounds of each process of each version."""
     folders = versions(options)
     measured: dict[str, list[list[Times]]] = {version: [] for version in folders}
@@ -150,7 +150,7 @@ def measure(options: Namespace, names: Sequence[str], requests: int) -> Processe
         with ExitStack() as stack:
             workers = {}
             for version, folder in folders.items():
-                workers[version] = Worker(folder, names, requests)
+                workers[version] = Worker(folder, names)
                 stack.callback(workers[version].process.communicate)
                 measured[version].append([])
             # Numbers of rounds continue over processes, so that all orders of candidates occur.
@@ -160,13 +160,13 @@ def measure(options: Namespace, names: Sequence[str], requests: int) -> Processe
     return measured
 
 
-def main(options: Namespace, tables: Mapping[str, Sequence[Row]], requests: int = 0) -> None:
+def main(options: Namespace, tables: Mapping[str, Sequence[Row]]) -> None:
     """Measure all rows, or those of ``--only``, and print their tables."""
     chosen = {
         title: [row for row in rows if not options.only or row.name in options.only] for title, rows in tables.items()
     }
     needed = (name for rows in chosen.values() for row in rows for name in row.needs)
-    measured = measure(options, list(dict.fromkeys(filter(None, needed))), requests)
+    measured = measure(options, list(dict.fromkeys(filter(None, needed))))
     columns = [f"{version} {what}" for version in measured for what in ("us", "ratio")]
     for title, rows in chosen.items():
         if rows:

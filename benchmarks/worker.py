@@ -1,6 +1,6 @@
 """A process that measures one version of slidegate: it runs a round each time its parent requests one.
 
-`python -m benchmarks.worker` takes the names of candidates and the number of requests in a round as one JSON argument.
+`python -m benchmarks.worker` takes the names of candidates as one JSON argument.
 It prints the location of slidegate, creates the candidates, reads the numbers of rounds, one per line, and prints the
 microseconds of each candidate.
 """
@@ -20,10 +20,10 @@ from .rounds import Round, Times, order_of
 from .traffic import CountingLoop
 
 
-async def make(names: Sequence[str], requests: int) -> dict[str, Round]:
+async def make(names: Sequence[str]) -> dict[str, Round]:
     """Create and warm up the named candidates."""
     known = {row.name: row.candidate for rows in (*real.TABLES.values(), *limiter.TABLES.values()) for row in rows}
-    return {name: await known[name](requests) for name in names}
+    return {name: await known[name]() for name in names}
 
 
 async def run_all(made: dict[str, Round], turn: int) -> Times:
@@ -36,7 +36,7 @@ def main() -> None:
     print(Path(slidegate.__file__).parent, flush=True)
     logging.disable()
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
-        made = runner.run(make(*json.loads(sys.argv[1])))
+        made = runner.run(make(json.loads(sys.argv[1])))
         runner.run(run_all(made, 0))
         # Exempt the objects of all candidates from garbage collections, which would be charged to one candidate.
         gc.collect()

@@ -13,7 +13,7 @@ from benchmarks.__main__ import NAMES
 SMALL = {
     "bytecodes": ["--only", "default"],
     "limiter": ["--processes", "1", "--rounds", "1", "--only", "slidegate"],
-    "real": ["--processes", "1", "--rounds", "1", "--requests", "2", "--only", "default"],
+    "real": ["--processes", "1", "--rounds", "1", "--only", "default"],
     "startup": ["--rounds", "1"],
 }
 LONGER = {"lmdb": ["--rounds", "1", "--seconds", "0.1"], "redis": ["--rounds", "1", "--seconds", "0.05"]}
