@@ -19,12 +19,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from slidegate import Limiter, RateLimit, RateLimitMiddleware
+from slidegate import Limiter, MessageLimits, RateLimit, RateLimitMiddleware
 
 from .rounds import Round
-from .traffic import TEMPLATES, Client, Traffic, timed
+from .traffic import TEMPLATES, Client, Traffic, client_of, now_ns, other_code, scope_of, timed
 
 USUAL: Final = Traffic()
 PLENTY: Final = "2000000000/minute"
@@ -130,3 +130,54 @@ async def fastapi(limit: str = "", limits: str = PLENTY) -> ASGIApp:
     if limit in ("dependency", "decorator"):
         app.add_middleware(RateLimitMiddleware, rules=[], limiter=Limiter())
     return app
+
+
+async def listener(scope: Scope, receive: Receive, send: Send) -> None:
+    """Accept a websocket, and read its messages."""
+    while (message := await receive())["type"] != "websocket.disconnect":
+        if message["type"] == "websocket.connect":
+            await send({"type": "websocket.accept"})
+
+
+class Server:
+    """The server of one websocket, on which a client sends messages; other code runs before each, as between requests.
+
+    Attributes:
+        taken_ns: The nanoseconds that the application took for all of them.
+    """
+
+    taken_ns = began_ns = 0
+    number = -1
+
+    async def receive(self) -> Message:
+        self.taken_ns += now_ns() - self.began_ns
+        self.number += 1
+        if self.number == 0:
+            message = {"type": "websocket.connect"}
+        elif self.number <= REQUESTS:
+            await other_code(self.number)
+            message = {"type": "websocket.receive", "text": "hi"}
+        else:
+            message = {"type": "websocket.disconnect", "code": 1000}
+        if self.number == 1:
+            self.taken_ns = 0  # the handshake is no message
+        self.began_ns = now_ns()
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "websocket.close":
+            raise RuntimeError("the websocket was closed")
+
+
+async def messages(limited: bool) -> Round:
+    """Return the rounds of a websocket, with a limit or without a middleware."""
+
+    async def one_round(turn: int) -> float:
+        limits = MessageLimits(PLENTY)
+        app = RateLimitMiddleware(listener, messages=limits) if limited else listener
+        server, scope = Server(), {**scope_of("/feed", client_of(turn % 256)), "type": "websocket"}
+        del scope["method"]
+        await app(scope, server.receive, server.send)
+        return server.taken_ns / REQUESTS / 1_000
+
+    return one_round
