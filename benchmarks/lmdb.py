@@ -6,16 +6,14 @@ that of all processes together, the median over the rounds.
 
 import asyncio
 from argparse import ArgumentParser, Namespace
-from functools import partial
 from multiprocessing import get_context
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from slidegate import Limiter
 from slidegate.stores.lmdb import LmdbStore
 
-from .redis import hit_ours, keys_of, speed_of
+from .redis import ours, speed_of
 from .rounds import order_of, show
 
 CANDIDATES: Final = ((1, 1), (1, 64), (2, 64), (4, 64))
@@ -24,30 +22,23 @@ CANDIDATES: Final = ((1, 1), (1, 64), (2, 64), (4, 64))
 
 async def measure(place: str, tasks: int, seconds: float, ready: Any) -> float:
     """Send hits as soon as all processes are ready; return the hits a second of this one."""
-    async with Limiter(LmdbStore(place), deadline="10s", on_error="deny") as limiter:
-        hit, next_key = partial(hit_ours, limiter), keys_of("64 keys")
-        await speed_of(hit, next_key, tasks, 0.1)  # opens the file
-        ready.wait()
-        return await speed_of(hit, next_key, tasks, seconds)
+    async with ours(LmdbStore(place)) as hit:
+        await speed_of(hit, "64 keys", tasks, 0.1)  # opens the file
+        ready.wait(60)
+        return await speed_of(hit, "64 keys", tasks, seconds)
 
 
-def run(place: str, tasks: int, seconds: float, ready: Any, rates: Any) -> None:
+def run(*arguments: Any) -> float:
     """Send the hits of one process."""
-    rates.put(asyncio.run(measure(place, tasks, seconds, ready)))
+    return asyncio.run(measure(*arguments))
 
 
 def hits_a_second(processes: int, tasks: int, seconds: float) -> float:
     """Return the hits per second of all processes together, on a new file."""
     spawn = get_context("spawn")
-    ready, rates = spawn.Barrier(processes), spawn.Queue()
-    with TemporaryDirectory() as place:
-        workers = [spawn.Process(target=run, args=(place, tasks, seconds, ready, rates)) for _ in range(processes)]
-        for worker in workers:
-            worker.start()
-        total = sum(float(rates.get(timeout=300)) for _ in workers)
-        for worker in workers:
-            worker.join()
-    return total
+    with TemporaryDirectory() as place, spawn.Manager() as manager, spawn.Pool(processes) as pool:
+        each = (place, tasks, seconds, manager.Barrier(processes))
+        return sum(pool.starmap(run, [each] * processes, chunksize=1))
 
 
 def arguments(parser: ArgumentParser) -> None:
