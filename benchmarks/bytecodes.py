@@ -9,7 +9,7 @@ stands still, because a request in a new slice of its window runs more.
 import asyncio
 import logging
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections import Counter
 from itertools import repeat
 from pathlib import Path
@@ -62,11 +62,9 @@ def tracer(events: Counter[str]) -> Any:
     return at_call
 
 
-def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--only", action="append", choices=ROWS, help="repeatable")
-
-
-def main(options: Namespace) -> None:
+def main(parser: ArgumentParser) -> None:
+    parser.add_argument("--only", action="append", choices=ROWS, metavar="NAME", help="a row; repeatable")
+    options = parser.parse_args()
     logging.disable()
     # Not by a function of Python, whose bytecodes would be counted.
     SYSTEM.monotonic_ns = repeat(SYSTEM.monotonic_ns()).__next__

@@ -35,11 +35,7 @@ def theirs() -> Hits:
 
 
 async def hit_us(hits: Hits, expected: bool) -> float:
-    """Hit every key `AMOUNT` times; return the microseconds per hit.
-
-    Raises:
-        RuntimeError: An answer is not as expected.
-    """
+    """Hit every key `AMOUNT` times; return the microseconds per hit."""
     call, arguments = hits
     began_ns = now_ns()
     answers = [await call(*given) for _ in range(AMOUNT) for given in arguments]
@@ -54,10 +50,10 @@ async def candidate(make: Callable[[], Hits], refused: bool) -> Round:
 
     async def one_round(turn: int) -> float:
         hits = make()
-        admitted_us = await hit_us(hits, True)
-        if not refused:
-            return admitted_us
-        return await hit_us(hits, False)
+        taken_us = await hit_us(hits, True)
+        if refused:
+            taken_us = await hit_us(hits, False)
+        return taken_us
 
     return one_round
 
@@ -74,5 +70,4 @@ TABLES: Final = {
 }
 
 
-arguments: Final = partial(rounds.arguments, tables=TABLES)
 main: Final = partial(rounds.main, tables=TABLES)

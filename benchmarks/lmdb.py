@@ -5,7 +5,7 @@ that of all processes together, the median over the rounds.
 """
 
 import asyncio
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from multiprocessing import get_context
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -41,12 +41,10 @@ def hits_a_second(processes: int, tasks: int, seconds: float) -> float:
         return sum(pool.starmap(run, [each] * processes, chunksize=1))
 
 
-def arguments(parser: ArgumentParser) -> None:
+def main(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each candidate in each round")
-
-
-def main(options: Namespace) -> None:
+    options = parser.parse_args()
     found: dict[tuple[int, int], list[float]] = {candidate: [] for candidate in CANDIDATES}
     for turn in range(options.rounds):
         for candidate in order_of(CANDIDATES, turn):

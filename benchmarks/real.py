@@ -152,5 +152,4 @@ APPS: Final = {row.name: row.candidate for rows in TABLES.values() for row in ro
 """The applications by the name of their row."""
 
 
-arguments: Final = partial(rounds.arguments, tables=TABLES)
 main: Final = partial(rounds.main, tables=TABLES)

@@ -61,11 +61,7 @@ ROWS_OF_LEASES: Final[Rows] = (
 
 
 async def speed_of(hit: Hit, keys: str, tasks: int, seconds: float) -> float:
-    """Send hits from several tasks; return the hits a second.
-
-    Raises:
-        RuntimeError: A hit was refused.
-    """
+    """Send hits from several tasks; return the hits a second."""
     began_s, next_key = time.perf_counter(), KEYS[keys].__next__
 
     async def work() -> int:
@@ -134,13 +130,11 @@ async def compare(title: str, rows: Rows, candidates: dict[str, Hit], options: N
     show(title, head, shown)
 
 
-def arguments(parser: ArgumentParser) -> None:
+def main(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each candidate in each round")
     parser.add_argument("--leases", action="store_true", help="compare stores with leases and without")
-
-
-def main(options: Namespace) -> None:
+    options = parser.parse_args()
     with RedisServer() as server:
         if not options.leases:
             asyncio.run(without_leases(server, options))

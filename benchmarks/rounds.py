@@ -11,7 +11,6 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple, TypeVar
@@ -23,8 +22,6 @@ Times = dict[str, float]
 """Candidate -> microseconds per operation, in one round."""
 Round = Callable[[int], Awaitable[float]]
 """Runs the round with the given number; returns the microseconds per operation."""
-Processes = Mapping[str, list[list[Times]]]
-"""Version -> the rounds of each of its processes."""
 
 
 class Row(NamedTuple):
@@ -98,11 +95,7 @@ def versions(options: Namespace) -> dict[str, Path]:
 
 
 class Worker:
-    """A process that measures one version of slidegate: `benchmarks.worker`.
-
-    Raises:
-        SystemExit: It imports slidegate from elsewhere, or failed.
-    """
+    """A process that measures one version of slidegate: `benchmarks.worker`."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.process = subprocess.Popen(
@@ -114,69 +107,60 @@ class Worker:
             text=True,
             start_new_session=True,
         )
-        if (found := self._answer()) != str(folder / "slidegate"):
+        if (found := self.answer()) != str(folder / "slidegate"):
             raise SystemExit(f"expected slidegate from {folder}, found {found!r}; see the lines above")
+
+    def answer(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
 
     def one_round(self, turn: int) -> Times:
         """Have it run every candidate once."""
-        assert self.process.stdin
-        self.process.stdin.write(f"{turn}\n")
-        self.process.stdin.flush()
-        times: Times = json.loads(self._answer())
+        print(turn, file=self.process.stdin, flush=True)
+        times: Times = json.loads(self.answer())
         return times
 
-    def _answer(self) -> str:
-        assert self.process.stdout
-        if not (line := self.process.stdout.readline()):
-            raise SystemExit("a measuring process failed; see the lines above")
-        return line.strip()
 
-
-def arguments(parser: ArgumentParser, tables: Mapping[str, Sequence[Row]]) -> None:
-    """Add the flags of benchmarks that are measured in rounds."""
-    parser.add_argument("--rounds", type=int, default=15, help="in each process")
-    parser.add_argument("--processes", type=int, default=3, help="of each version, one after the other")
-    names = [row.name for rows in tables.values() for row in rows]
-    parser.add_argument("--only", action="append", choices=names, help="repeatable")
-    parser.add_argument("--other", metavar="PATH", help="a checkout, or `compiled`: the wheel of this one")
-
-
-def measure(options: Namespace, names: Sequence[str]) -> Processes:
+def measure(options: Namespace, names: Sequence[str]) -> dict[str, list[list[Times]]]:
     """Return the rounds of each process of each version."""
     folders = versions(options)
     measured: dict[str, list[list[Times]]] = {version: [] for version in folders}
     for number in range(options.processes):
         print(f"process {number + 1} of {options.processes} ...", file=sys.stderr, flush=True)
-        with ExitStack() as stack:
-            workers = {}
-            for version, folder in folders.items():
-                workers[version] = Worker(folder, names)
-                stack.callback(workers[version].process.communicate)
-                measured[version].append([])
-            # Numbers of rounds continue over processes, so that all orders of candidates occur.
-            for turn in range(number * options.rounds, (number + 1) * options.rounds):
-                for version in order_of(workers, turn):
-                    measured[version][-1].append(workers[version].one_round(turn + 1))
+        workers = {version: Worker(folder, names) for version, folder in folders.items()}
+        for rounds in measured.values():
+            rounds.append([])
+        # Numbers of rounds continue over processes, so that all orders of candidates occur.
+        for turn in range(number * options.rounds, (number + 1) * options.rounds):
+            for version in order_of(workers, turn):
+                measured[version][-1].append(workers[version].one_round(turn + 1))
+        for worker in workers.values():
+            worker.process.communicate()
     return measured
 
 
-def main(options: Namespace, tables: Mapping[str, Sequence[Row]]) -> None:
+def main(parser: ArgumentParser, tables: Mapping[str, Sequence[Row]]) -> None:
     """Measure all rows, or those of ``--only``, and print their tables."""
-    chosen = {
-        title: [row for row in rows if not options.only or row.name in options.only] for title, rows in tables.items()
-    }
+    names = [row.name for rows in tables.values() for row in rows]
+    parser.add_argument("--rounds", type=int, default=15, help="in each process")
+    parser.add_argument("--processes", type=int, default=3, help="of each version, one after the other")
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help="a row; repeatable")
+    parser.add_argument("--other", metavar="PATH", help="a checkout, or `compiled`: the wheel of this one")
+    options = parser.parse_args()
+    only = options.only or names
+    chosen = {title: [row for row in rows if row.name in only] for title, rows in tables.items()}
     needed = (name for rows in chosen.values() for row in rows for name in row.needs)
     measured = measure(options, list(dict.fromkeys(filter(None, needed))))
     columns = [f"{version} {what}" for version in measured for what in ("us", "ratio")]
     for title, rows in chosen.items():
         if rows:
-            show(title, ["what", *columns, "target"], [cells_of(row, measured) for row in rows])
+            show(title, ["what", *columns, "target"], [cells_of(row, measured.values()) for row in rows])
 
 
-def cells_of(row: Row, measured: Processes) -> list[str]:
+def cells_of(row: Row, versions: Iterable[list[list[Times]]]) -> list[str]:
     """Return the cells of a row: time and ratio of each version, and the target."""
     cells = [row.name]
-    for processes in measured.values():
+    for processes in versions:
         cells.append(f"{over_processes(row.us, processes):.1f}")
         cells.append(f"{over_processes(row.ratio, processes):.2f}" if row.per else "")
     return [*cells, row.target]

@@ -7,7 +7,7 @@ of all rounds counts. `-I` ignores the environment, and the bytecode of every mo
 import resource
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 
 from .rounds import ROOT, show
 
@@ -23,11 +23,9 @@ def spent_ms(code: str) -> float:
     return (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime) * 1_000
 
 
-def arguments(parser: ArgumentParser) -> None:
+def main(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=30)
-
-
-def main(options: Namespace) -> None:
+    options = parser.parse_args()
     taken = [[spent_ms(code) for code in CODE] for _ in range(options.rounds + 1)]
     nothing, starlette, ours = map(min, zip(*taken[1:], strict=True))
     starlette, ours = starlette - nothing, ours - nothing

@@ -152,9 +152,6 @@ async def timed(app: ASGIApp, scopes: Iterator[Scope], count: int, expected: int
     """Send requests sequentially; return the microseconds per request.
 
     Callbacks that a request schedules for the next loop iteration are timed with it, later ones at the end.
-
-    Raises:
-        RuntimeError: A response has an unexpected status.
     """
     loop, client, taken_ns = asyncio.get_running_loop(), Client(), 0
     assert isinstance(loop, CountingLoop)

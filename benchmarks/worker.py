@@ -10,7 +10,6 @@ import gc
 import json
 import logging
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import slidegate
@@ -19,11 +18,7 @@ from . import limiter, real
 from .rounds import Round, Times, order_of
 from .traffic import CountingLoop
 
-
-async def make(names: Sequence[str]) -> dict[str, Round]:
-    """Create and warm up the named candidates."""
-    known = {row.name: row.candidate for rows in (*real.TABLES.values(), *limiter.TABLES.values()) for row in rows}
-    return {name: await known[name]() for name in names}
+CANDIDATES = {row.name: row.candidate for rows in (real.TABLES | limiter.TABLES).values() for row in rows}
 
 
 async def run_all(made: dict[str, Round], turn: int) -> Times:
@@ -31,19 +26,19 @@ async def run_all(made: dict[str, Round], turn: int) -> Times:
     return {name: await made[name](turn) for name in order_of(made, turn)}
 
 
-def main() -> None:
+async def main() -> None:
     """Run rounds until the parent closes the standard input."""
-    print(Path(slidegate.__file__).parent, flush=True)
-    logging.disable()
-    with asyncio.Runner(loop_factory=CountingLoop) as runner:
-        made = runner.run(make(json.loads(sys.argv[1])))
-        runner.run(run_all(made, 0))
-        # Exempt the objects of all candidates from garbage collections, which would be charged to one candidate.
-        gc.collect()
-        gc.freeze()
-        for line in sys.stdin:
-            print(json.dumps(runner.run(run_all(made, int(line)))), flush=True)
+    made = {name: await CANDIDATES[name]() for name in json.loads(sys.argv[1])}
+    await run_all(made, 0)
+    # Exempt the objects of all candidates from garbage collections, which would be charged to one candidate.
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        print(json.dumps(await run_all(made, int(line))), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    print(Path(slidegate.__file__).parent, flush=True)
+    logging.disable()
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        runner.run(main())
