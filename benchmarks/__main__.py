@@ -12,7 +12,7 @@ import shlex
 import sys
 from typing import Final
 
-NAMES: Final = ("real", "bytecodes", "limiter", "lmdb", "redis", "memory", "startup")
+NAMES: Final = ("real", "bytecodes", "limiter", "lmdb", "redis", "memory")
 
 
 def main() -> None:

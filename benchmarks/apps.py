@@ -5,8 +5,7 @@ used.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastapi import Depends, FastAPI
 from fastapi_limiter.depends import RateLimiter
@@ -30,12 +29,10 @@ USUAL: Final = Traffic()
 PLENTY: Final = "2000000000/minute"
 ONE: Final = "1/hour"
 RATES: Final = {PLENTY: Rate(2_000_000_000, 60_000), ONE: Rate(1, 3_600_000)}
-REQUESTS: Final = 200
-"""The requests of each candidate in a round."""
+REQUESTS: Final = 200  # of each candidate in a round
 
 
-@dataclass(frozen=True)
-class App:
+class App(NamedTuple):
     """One candidate: what makes the application, the requests that it gets, and the status of every response."""
 
     make: Callable[[], Awaitable[ASGIApp]]

@@ -1,10 +1,17 @@
-"""The memory store: the bytes per key, and the pauses with a million keys.
+"""The memory store: the bytes per key, and the pauses with a million keys; and the time of `import slidegate`.
 
 Bytes are measured by tracemalloc; those of a key exclude its text. Times are CPU times of the thread. The store has a
 fake clock: after the windows of the million keys have expired, other keys are hit until all expired ones are dropped.
+
+Imports are compared with `import starlette.applications`, a part of which slidegate imports too, by the processor time
+of fresh interpreters. Other programs can only increase that, so the minimum of all rounds counts. `-I` ignores the
+environment, and the bytecode of every module is already cached.
 """
 
 import gc
+import resource
+import subprocess
+import sys
 import time
 import tracemalloc
 from argparse import ArgumentParser
@@ -14,7 +21,7 @@ from typing import Final
 from slidegate import Limit, MemoryStore
 from slidegate.core import Bucket
 
-from .rounds import show
+from .rounds import ROOT, show
 
 KEYS: Final = 20_000
 LATER: Final = 1_000
@@ -75,8 +82,26 @@ def many_keys(number: int) -> list[list[str]]:
     ]
 
 
+def spent_ms(code: str) -> float:
+    """Return the processor time of a new interpreter that runs some code, in milliseconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    path = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); "
+    subprocess.run([sys.executable, "-I", "-c", path + code], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime) * 1_000
+
+
+def importing(rounds: int) -> list[str]:
+    """Return the row of the imports, which are measured alternately."""
+    codes = ("pass", "import starlette.applications", "import slidegate")
+    taken = [[spent_ms(code) for code in codes] for _ in range(rounds + 1)]
+    nothing, starlette, ours = map(min, zip(*taken[1:], strict=True))
+    return ["importing slidegate, relative to Starlette", f"{(ours - nothing) / (starlette - nothing):.2f}", "≤1.35"]
+
+
 def main(parser: ArgumentParser) -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=30, help="of the imports")
     options = parser.parse_args()
     usual = Limit(100, "1m")
     rows = [
@@ -84,5 +109,6 @@ def main(parser: ArgumentParser) -> None:
         bytes_per_key("one hit", usual, 1, "≤120"),
         bytes_per_key("20 hits over the window, resolution 10", Limit(100, "1m", resolution=10), 20, "≤240"),
         bytes_per_key("20 hits over the window, resolution 64", usual, 20, "≤340"),
+        importing(options.rounds),
     ]
     show("", ["what", "measured", "target"], rows)

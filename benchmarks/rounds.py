@@ -13,6 +13,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from subprocess import PIPE
 from typing import Final, NamedTuple, TypeVar
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -66,11 +67,7 @@ def show(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None
 
 
 def order_of(candidates: Iterable[Candidate], turn: int) -> list[Candidate]:
-    """Return the order of the candidates in a round: a Williams design.
-
-    In as many rounds as there are candidates, each comes first once and follows every other once; with an odd number of
-    candidates, each does so twice in twice as many rounds.
-    """
+    """Return the order of the candidates in a round: a Williams design, in which each follows every other as often."""
     known = list(candidates)
     order = []
     for place in range(len(known)):
@@ -98,15 +95,9 @@ class Worker:
     """A process that measures one version of slidegate: `benchmarks.worker`."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", json.dumps(names)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", "benchmarks.worker", json.dumps(names)]
+        environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+        self.process = subprocess.Popen(command, env=environment, stdin=PIPE, stdout=PIPE, text=True)
         if (found := self.answer()) != str(folder / "slidegate"):
             raise SystemExit(f"expected slidegate from {folder}, found {found!r}; see the lines above")
 

@@ -14,10 +14,12 @@ SMALL = {
     "bytecodes": ["--only", "default"],
     "limiter": ["--processes", "1", "--rounds", "1", "--only", "slidegate"],
     "real": ["--processes", "1", "--rounds", "1", "--only", "default"],
-    "startup": ["--rounds", "1"],
 }
-LONGER = {"lmdb": ["--rounds", "1", "--seconds", "0.1"], "redis": ["--rounds", "1", "--seconds", "0.05"]}
-LONGEST = {"memory": ["--keys", "20000"]}
+LONGER = {
+    "lmdb": ["--rounds", "1", "--seconds", "0.1"],
+    "redis": ["--rounds", "1", "--seconds", "0.05"],
+    "memory": ["--keys", "20000", "--rounds", "1"],
+}
 CEILINGS: dict[str, tuple[int, int]] = {
     "default": (556, 10),
     "two windows": (715, 12),
@@ -51,11 +53,10 @@ def run(name: str, flags: list[str]) -> str:
         *SMALL.items(),
         pytest.param("redis", ["--leases", "--rounds", "1", "--seconds", "0.05"], marks=pytest.mark.all),
         *(pytest.param(name, flags, marks=pytest.mark.all) for name, flags in LONGER.items()),
-        *(pytest.param(name, flags, marks=pytest.mark.deep) for name, flags in LONGEST.items()),
     ],
 )
 def test_a_small_run_of_a_benchmark_ends_well(name: str, flags: list[str]) -> None:
-    assert {*SMALL, *LONGER, *LONGEST} == {*NAMES}
+    assert {*SMALL, *LONGER} == {*NAMES}
     shown = run(name, flags)
     assert re.search(r"^\| -", shown, re.MULTILINE)
     assert f"`python3 dev.py bench {name}" in shown
