@@ -1,7 +1,6 @@
 """The applications that are measured: bare ones, slidegate in many configurations, and peers set up as documented.
 
-All have ten routes, or a thousand, with an endpoint each. Only names that both compared versions of slidegate have are
-used.
+All have ten routes, or a thousand, with an endpoint each, and use only what both compared versions of slidegate have.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -47,7 +46,6 @@ class App(NamedTuple):
         return made
 
     async def __call__(self) -> Round:
-        """Return the rounds of this candidate."""
         made = await self.warm()
         return lambda turn: timed(made, self.traffic.round(turn, REQUESTS), REQUESTS, self.status)
 
@@ -130,18 +128,13 @@ async def fastapi(limit: str = "", limits: str = PLENTY) -> ASGIApp:
 
 
 async def listener(scope: Scope, receive: Receive, send: Send) -> None:
-    """Accept a websocket, and read its messages."""
     while (message := await receive())["type"] != "websocket.disconnect":
         if message["type"] == "websocket.connect":
             await send({"type": "websocket.accept"})
 
 
 class Server:
-    """The server of one websocket, on which a client sends messages; other code runs before each, as between requests.
-
-    Attributes:
-        taken_ns: The nanoseconds that the application took for all of them.
-    """
+    """The server of a websocket, which takes the time for its messages; other code runs before each."""
 
     taken_ns = began_ns = 0
     number = -1

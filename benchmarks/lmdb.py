@@ -16,8 +16,7 @@ from slidegate.stores.lmdb import LmdbStore
 from .redis import ours, speed_of
 from .rounds import order_of, show
 
-CANDIDATES: Final = ((1, 1), (1, 64), (2, 64), (4, 64))
-"""Processes, and tasks in each."""
+CANDIDATES: Final = ((1, 1), (1, 64), (2, 64), (4, 64))  # processes, and tasks in each
 
 
 async def measure(place: str, tasks: int, seconds: float, ready: Any) -> float:
@@ -29,7 +28,6 @@ async def measure(place: str, tasks: int, seconds: float, ready: Any) -> float:
 
 
 def run(*arguments: Any) -> float:
-    """Send the hits of one process."""
     return asyncio.run(measure(*arguments))
 
 

@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import time
+import timeit
 import tracemalloc
 from argparse import ArgumentParser
 from collections.abc import Iterable
@@ -46,12 +47,7 @@ def bytes_per_key(name: str, limit: Limit, hits: int, target: str) -> list[str]:
 
 def collected_ms() -> float:
     """Return the shortest time of three full garbage collections, in milliseconds."""
-    taken: list[int] = []
-    for _ in range(3):
-        began_ns = time.thread_time_ns()
-        gc.collect()
-        taken.append(time.thread_time_ns() - began_ns)
-    return min(taken) / 1_000_000
+    return min(timeit.repeat(gc.collect, timer=time.thread_time, number=1, repeat=3)) * 1_000
 
 
 def longest_hit_ms(store: MemoryStore, bucket: Bucket, keys: Iterable[str]) -> float:

@@ -32,7 +32,6 @@ from tests.redis_servers import RedisServer
 from .rounds import order_of, show
 
 LIMIT: Final = "100000000/minute"
-ZIPF_KEYS: Final = 10_000
 Hit = Callable[[str], Awaitable[Any]]
 Rows = Sequence[tuple[str, int, str]]
 """What is hit, from how many tasks, and the target of the ratio."""
@@ -40,8 +39,8 @@ Rows = Sequence[tuple[str, int, str]]
 
 def zipf() -> Iterator[str]:
     """Yield keys of which each is hit as often as its rank says."""
-    weights = list(accumulate(1 / rank for rank in range(1, ZIPF_KEYS + 1)))
-    for number in cycle(random.Random(5).choices(range(ZIPF_KEYS), cum_weights=weights, k=200_000)):
+    weights = list(accumulate(1 / rank for rank in range(1, 10_001)))
+    for number in cycle(random.Random(5).choices(range(10_000), cum_weights=weights, k=200_000)):
         yield f"zipf:{number}"
 
 
@@ -124,8 +123,8 @@ async def compare(title: str, rows: Rows, candidates: dict[str, Hit], options: N
                 found[name].append(await speed_of(candidates[name], keys, tasks, options.seconds))
         first, second = (rates[1:] for rates in found.values())
         ratios = [one / other for one, other in zip(first, second, strict=True)]
-        rates = [f"{median(rates):,.0f}" for rates in (first, second)]
-        shown.append([keys, str(tasks), *rates, f"{median(ratios):.2f}", f"{min(ratios):.2f}", target])
+        speeds = [f"{median(rates):,.0f}" for rates in (first, second)]
+        shown.append([keys, str(tasks), *speeds, f"{median(ratios):.2f}", f"{min(ratios):.2f}", target])
     head = ["what", "tasks", *(f"{name}: hits/s" for name in candidates), "ratio", "worst round", "target"]
     show(title, head, shown)
 

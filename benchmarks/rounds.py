@@ -62,8 +62,7 @@ def show(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None
     """Print a table, below its title if it has one."""
     print(f"\n### {title}\n" if title else "")
     for cells in (head, ["---"] * len(head), *rows):
-        print(f"| {' | '.join(cells)} |")
-    sys.stdout.flush()
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def order_of(candidates: Iterable[Candidate], turn: int) -> list[Candidate]:
@@ -92,11 +91,12 @@ def versions(options: Namespace) -> dict[str, Path]:
 
 
 class Worker:
-    """A process that measures one version of slidegate: `benchmarks.worker`."""
+    """A process that measures one version of slidegate, `benchmarks.worker`, and the rounds that it has run."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         command = [sys.executable, "-m", "benchmarks.worker", json.dumps(names)]
         environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+        self.rounds: list[Times] = []
         self.process = subprocess.Popen(command, env=environment, stdin=PIPE, stdout=PIPE, text=True)
         if (found := self.answer()) != str(folder / "slidegate"):
             raise SystemExit(f"expected slidegate from {folder}, found {found!r}; see the lines above")
@@ -105,11 +105,10 @@ class Worker:
         assert self.process.stdout
         return self.process.stdout.readline().strip()
 
-    def one_round(self, turn: int) -> Times:
+    def run(self, turn: int) -> None:
         """Have it run every candidate once."""
         print(turn, file=self.process.stdin, flush=True)
-        times: Times = json.loads(self.answer())
-        return times
+        self.rounds.append(json.loads(self.answer()))
 
 
 def measure(options: Namespace, names: Sequence[str]) -> dict[str, list[list[Times]]]:
@@ -119,14 +118,13 @@ def measure(options: Namespace, names: Sequence[str]) -> dict[str, list[list[Tim
     for number in range(options.processes):
         print(f"process {number + 1} of {options.processes} ...", file=sys.stderr, flush=True)
         workers = {version: Worker(folder, names) for version, folder in folders.items()}
-        for rounds in measured.values():
-            rounds.append([])
         # Numbers of rounds continue over processes, so that all orders of candidates occur.
         for turn in range(number * options.rounds, (number + 1) * options.rounds):
             for version in order_of(workers, turn):
-                measured[version][-1].append(workers[version].one_round(turn + 1))
-        for worker in workers.values():
+                workers[version].run(turn + 1)
+        for version, worker in workers.items():
             worker.process.communicate()
+            measured[version].append(worker.rounds)
     return measured
 
 

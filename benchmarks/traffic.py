@@ -33,7 +33,6 @@ TEMPLATES: Final = (
     *("/items/{id}", "/users/{id}", "/users/{id}/orders", "/api/orders/{id}", "/api/invoices/{id}"),
     *("/api/carts/{id}/lines", "/export/{id}", "/pages/{id}", "/search/{id}", "/files/{id}/info"),
 )
-PROXY: Final = "10.0.0.1"
 NEW: Final = 1_000_000
 """The number of the first path that was never requested before."""
 HEADERS: Final = (
@@ -172,7 +171,6 @@ async def timed(app: ASGIApp, scopes: Iterator[Scope], count: int, expected: int
 
 
 async def report(request: Request) -> JSONResponse:
-    """Answer for the other application."""
     return JSONResponse({"section": request.path_params["section"], "agent": request.headers["user-agent"]})
 
 
