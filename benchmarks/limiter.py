@@ -68,6 +68,4 @@ TABLES: Final = {
         Row("limits, refused", partial(candidate, theirs, True), per="slidegate, refused", target="≥1.4"),
     ],
 }
-
-
 main: Final = partial(rounds.main, tables=TABLES)
