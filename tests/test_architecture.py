@@ -4,6 +4,7 @@ Every import counts, lazy ones inside functions and those under `TYPE_CHECKING` 
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -190,3 +191,24 @@ def test_no_file_of_a_room_imports_itself_by_way_of_others_but_for_types_of_one_
     at_run_time = {file: ast.unparse(WithoutTypes().visit(ast.parse(source))) for file, source in sources.items()}
     assert circles(at_run_time) == []
     assert [group for group in circles(sources) if len(group) > 2] == []
+
+
+def under_a_lock(source: str) -> Iterator[ast.stmt]:
+    """Yield what stands in a `with` of a lock, or in a `try` that releases one."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.With) and re.search("lock|_all", ast.unparse(node.items[0].context_expr)):
+            yield from node.body
+        if isinstance(node, ast.Try) and "release" in ast.unparse([*node.handlers, *node.finalbody]):
+            yield from node.body
+
+
+def test_no_loop_under_a_lock_ends_in_a_condition() -> None:
+    """There CPython 3.14 leaves `with` and `try` without their end, if a signal handler raises: it stays locked."""
+    found: list[str] = []
+    for file in SRC.rglob("*.py"):
+        for statement in under_a_lock(file.read_text("utf-8")):
+            for node in ast.walk(statement):
+                ends_so = isinstance(node, (ast.For, ast.While)) and isinstance(node.body[-1], ast.If)
+                if ends_so or (isinstance(node, (ast.ListComp, ast.DictComp, ast.SetComp)) and node.generators[-1].ifs):
+                    found.append(f"{file.name}:{node.lineno}")
+    assert found == []

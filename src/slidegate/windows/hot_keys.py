@@ -110,7 +110,7 @@ class HotKeys:
             live = self._live(now_us // self.slice_us)
             room = self._room(live)
             hits_by_key = {key: _hits(live, key) for key in self._hot}
-            return {key: hits for key, hits in hits_by_key.items() if hits > room}
+        return {key: hits for key, hits in hits_by_key.items() if hits > room}
 
     def top(self, now_us: int, count: int) -> list[tuple[str, int]]:
         """Return the keys with the highest counts at `now_us`, with their least number of hits.

@@ -183,9 +183,9 @@ class MemoryStore(Store):
                     if key not in windows:
                         windows, name = self._make_window(table, key)
                     windows[name], state = counter.spend(windows[name], now_us, cost)
-                    states.append(state)
                     if state[3]:
                         has_room = False
+                    states.append(state)  # last: see tests/test_architecture.py
             if has_room:
                 decision = Decision(True, OK, now_us, checks, states, None)
             else:
@@ -292,9 +292,8 @@ class MemoryStore(Store):
         """Delete the windows and cells of some tables; return whether any was in use."""
         forgotten: list[tuple[Table, dict[str, bytes]]] = []
         with self._all:  # all locks, so that no question finds a part of the keys reset
-            for table in self._every_table():
-                if is_included(table):
-                    forgotten += [(table, windows) for windows in table.clear()]
+            for table in filter(is_included, self._every_table()):
+                forgotten += [(table, windows) for windows in table.clear()]
         # The windows are read here, and deallocated on return, without blocking other threads on a lock.
         now_us, unix_us = self.time_us(), self.unix_us()
         for table, windows in forgotten:
