@@ -104,13 +104,14 @@ def shown() -> dict[str, list[str]]:
     statistics = ("everything, with statistics", "everything, with Prometheus")
     dear, permits = sorted(float(source[name]) for name in statistics), float(source["`concurrency`"])
     refused, decorated = source["dependency, refused"], source["decorator, refused"]
+    ratio, ratio_compiled = map(float, groups["What an admitted request costs, relative to asgi-ratelimit"]["default"])
     return {
         "README.md": [
             f"A limit adds {ours:.0f} us to a request, {compiled:.0f} us in the compiled wheel; asgi-ratelimit, the "
             f"leanest peer, adds {peer:.0f} us, and fastapi-limiter at an endpoint {its_endpoint:.0f} us to "
             f"slidegate's {endpoint:.0f} us",
         ],
-        "docs/reference/api.md": [f"the middleware adds {PARTS[round(ours / (ours - compiled))]} less"],
+        "docs/reference/api.md": [f"the middleware adds {PARTS[round(ratio / (ratio - ratio_compiled))]} less"],
         "benchmarks/README.md": [
             f"**Statistics and Prometheus** cost {dear[-1]:.1f} times as much, permits {permits:.1f} times",
             f"**A refusal at an endpoint** costs {refused} to {decorated} times fastapi-limiter's",
