@@ -107,8 +107,8 @@ def shown() -> dict[str, list[str]]:
     ratio, ratio_compiled = map(float, groups["What an admitted request costs, relative to asgi-ratelimit"]["default"])
     return {
         "README.md": [
-            f"A limit adds {ours:.0f} us to a request, {compiled:.0f} us in the compiled wheel; asgi-ratelimit, the "
-            f"leanest peer, adds {peer:.0f} us, and fastapi-limiter at an endpoint {its_endpoint:.0f} us to "
+            f"A limit adds {ours:.1f} us to a request, {compiled:.1f} us in the compiled wheel; asgi-ratelimit, the "
+            f"leanest peer, adds {peer:.1f} us, and fastapi-limiter at an endpoint {its_endpoint:.0f} us to "
             f"slidegate's {endpoint:.0f} us",
         ],
         "docs/reference/api.md": [f"the middleware adds {PARTS[round(ratio / (ratio - ratio_compiled))]} less"],
