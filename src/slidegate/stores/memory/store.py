@@ -185,7 +185,7 @@ class MemoryStore(Store):
                     windows[name], state = counter.spend(windows[name], now_us, cost)
                     if state[3]:
                         has_room = False
-                    states.append(state)  # last: see tests/test_architecture.py
+                    states.append(state)  # last: behind a condition, a signal leaves the lock locked (CPython 3.14)
             if has_room:
                 decision = Decision(True, OK, now_us, checks, states, None)
             else:
