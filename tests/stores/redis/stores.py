@@ -99,8 +99,11 @@ async def eventually(holds: Callable[[], object], bound_s: float = PLENTY_S) -> 
             await asyncio.sleep(0.01)
 
 
-async def ticks_until_served(limiter: Limiter, most: int = 100) -> int:
-    """Return after how many ticks of 20 ms the store decided about several keys at once, -1 if that is too many."""
+async def ticks_until_served(limiter: Limiter, most: int = 150) -> int:
+    """Return after how many ticks of 20 ms the store decided about several keys at once, -1 if that is too many.
+
+    An outage has a probe each second, and the first one finds a server that is gone: 100 would end amid the second.
+    """
     for tick in range(most):
         decisions = await asyncio.gather(*(limiter.hit(f"probe:{number}", "1000/hour") for number in range(3)))
         if all(decision.reason is not Reason.UNAVAILABLE for decision in decisions):
