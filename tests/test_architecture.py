@@ -202,13 +202,19 @@ def under_a_lock(source: str) -> Iterator[ast.stmt]:
             yield from node.body
 
 
+def loops_that_end_in_a_condition(statement: ast.stmt) -> Iterator[ast.expr | ast.stmt]:
+    """Yield the loops of a statement whose last step may be skipped, comprehensions of this frame included."""
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.For, ast.While)) and isinstance(node.body[-1], ast.If):
+            yield node
+        if isinstance(node, (ast.ListComp, ast.DictComp, ast.SetComp)) and node.generators[-1].ifs:
+            yield node
+
+
 def test_no_loop_under_a_lock_ends_in_a_condition() -> None:
     """There CPython 3.14 leaves `with` and `try` without their end, if a signal handler raises: it stays locked."""
     found: list[str] = []
     for file in SRC.rglob("*.py"):
         for statement in under_a_lock(file.read_text("utf-8")):
-            for node in ast.walk(statement):
-                ends_so = isinstance(node, (ast.For, ast.While)) and isinstance(node.body[-1], ast.If)
-                if ends_so or (isinstance(node, (ast.ListComp, ast.DictComp, ast.SetComp)) and node.generators[-1].ifs):
-                    found.append(f"{file.name}:{node.lineno}")
+            found += [f"{file.name}:{loop.lineno}" for loop in loops_that_end_in_a_condition(statement)]
     assert found == []
