@@ -126,7 +126,7 @@ def demo(*args: str) -> int:
 
 
 def test(*args: str) -> int:
-    # Who names tests wants to see these, and no check of everything.
+    # A reader who names tests wants to see these, and no check of everything.
     if args not in ((), ALL):
         return run(environment(DEVELOP) / "pytest", *args)
     programs = ["python -m tests.redis_servers"]

@@ -41,9 +41,9 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     for order, bound in enumerate(rules.in_order):
         yield from _of_rule(bound, policy, {"order": order, "requests": requests_of(bound.rule)})
     last = len(rules.in_order)
-    in_order = {*rules.in_order}
+    placed = {*rules.in_order}
     for bound in rules.bound():
-        if bound not in in_order:
+        if bound not in placed:
             requests = bound.rule.label.removeprefix(OF_ROUTE)
             place = {"order": last, "requests": requests, "at_endpoint": isinstance(bound.rule, EndpointRule)}
             yield from _of_rule(bound, policy, place)
