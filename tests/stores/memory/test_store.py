@@ -10,7 +10,7 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
@@ -22,7 +22,7 @@ from slidegate import BanPolicy, Limit, Limiter, MemoryStore, Quota, RateLimitMi
 from slidegate.core import AnyLimit, Bucket, Concurrency, Reason, parse_address
 from slidegate.core.addresses import format_network
 from slidegate.stores.system_clock import SYSTEM
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock, RecordingObserver, limits_clock
 
 from ...asgi import call, hello
 from ...contract import StoreContract
@@ -115,6 +115,51 @@ def test_a_sweep_lets_no_live_window_go_where_the_clock_ran_back(store: MemorySt
         for _ in range(50):
             store.hit(((COMMON, "all", 1),))
     assert not any(store.peek(((limited, key, 1),)) for key in keys), "they count until second 28; it is second 23"
+
+
+class Contended:
+    """A lock for which a sweep waits as long as other threads take."""
+
+    def __init__(self, lock: Any, others: Callable[[], object]) -> None:
+        self.lock, self.others = lock, others
+        self.acquire, self.release = lock.acquire, lock.release
+
+    def __enter__(self) -> None:
+        thread = threading.Thread(target=self.others)
+        thread.start()
+        thread.join()
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+@pytest.fixture
+def system_clock() -> Iterator[FakeClock]:
+    """The clock of stores that have none of their own."""
+    with limits_clock(FakeClock()) as clock:
+        yield clock
+
+
+def test_a_sweep_that_waited_for_a_shard_lets_no_window_go_that_others_used_meanwhile(system_clock: FakeClock) -> None:
+    store, limited = MemoryStore(), bucket("5/second")  # without a clock of its own it remembers no time between hits
+    store.hit(((limited, "victim", 0),))
+    shard = store._shards[store._shard_of("victim")]
+    idle = next(key for key in map(str, itertools.count()) if store._shard_of(key) != store._shard_of("victim"))
+    system_clock.advance("1100ms")  # a sweep is due
+    admitted = []
+
+    def burst() -> None:
+        shard.lock = lock
+        system_clock.advance("20ms")
+        admitted.extend(bool(store.hit(((limited, "victim", 1),))) for _ in range(5))
+
+    lock, shard.lock = shard.lock, Contended(shard.lock, burst)  # type: ignore[assignment]
+    store.hit(((limited, idle, 1),))
+    assert admitted == [True] * 5
+    system_clock.advance("998ms")
+    store.hit(((limited, idle, 1),))  # the next sweep, if it is due
+    assert not store.hit(((limited, "victim", 1),)), "the five are 998 ms old"
 
 
 @pytest.mark.parametrize("order", ["5/second; 1000/hour", "1000/hour; 5/second"])

@@ -470,7 +470,7 @@ class MemoryStore(Store):
     def _sweep(self, now_us: int) -> None:
         """Sweep some of the limits that are due; this takes little time."""
         while self._new:
-            self._visit_later(self._new.popleft(), now_us)
+            self._visit_later(self._new.popleft())
         self._sweep_tables(now_us)
         self.bans.sweep()
         self._sweep_us = now_us + SWEEP_PAUSE_US
@@ -490,11 +490,14 @@ class MemoryStore(Store):
                 return  # the next call goes on with it
             heappop(self._schedule)
             if any(tables) or not self._drop(tables):
-                self._visit_later(tables, now_us)
+                self._visit_later(tables)
 
-    def _visit_later(self, tables: Tables, now_us: int) -> None:
+    def _visit_later(self, tables: Tables) -> None:
         """Schedule the next sweep of a limit, for when its windows have expired even if the clock has stepped back."""
-        due_us = max(self._latest_us, now_us) + max(tables.limit.check_us, LEAST_LIFE_US)
+        # The next sweep deletes what has not been used since these tables were rotated. While this one waited for their
+        # locks, others may have used them, so the time is read now: one of before would delete windows in use.
+        now_us = self._now_us()
+        due_us = max(now_us, self._latest_us) + max(tables.limit.check_us, LEAST_LIFE_US)
         heappush(self._schedule, (due_us, id(tables), tables))
 
     def _drop(self, tables: Tables) -> bool:
