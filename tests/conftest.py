@@ -61,31 +61,37 @@ BETWEEN = re.compile(r"\n(\n(?:#.*\n)*)\Z")
 """What stands between two entries: one blank line, then comments."""
 
 
-def answered(text: str, prompt: str, answer: Callable[[str], str], path: Path, first: int) -> str:
-    """Return a text that begins in a line of a file, with what each of its entries gives now."""
-    head, *entries = re.split(f"^{re.escape(prompt)}", text, flags=re.MULTILINE)
-    parts, line = [head], first + head.count("\n")
-    for entry in entries:
-        question, _, told = entry.partition("\n")
+def answered(text: str, prompt: str | re.Pattern[str], answer: Callable[[str], str], path: Path, first: int) -> str:
+    """Return a text that begins in a line of a file, with what each of its entries gives now.
+
+    What is answered is the rest of a line behind a prompt, or the first group of an expression that finds whole lines.
+    """
+    if isinstance(prompt, str):
+        prompt = re.compile(rf"^{re.escape(prompt)}(.*)\n", re.MULTILINE)
+    found = [*prompt.finditer(text)]
+    ends = [*(one.start() for one in found[1:]), len(text)]
+    parts = [text[: found[0].start()] if found else text]
+    for question, end in zip(found, ends, strict=True):
+        told = text[question.end() : end]
         between = BETWEEN.search(f"\n{told}")
         try:
-            given = answer(question).rstrip("\n")
+            given = answer(question[1]).rstrip("\n")
         except (Exception, pytest.fail.Exception) as error:  # the latter, where an error was expected and none came
-            error.add_note(f"{path}:{line}: {prompt}{question}")
+            line = first + text[: question.start()].count("\n")
+            error.add_note(f"{path}:{line}: {question[0].rstrip()}")
             raise
-        line += entry.count("\n")
         if missing_here(given):  # this one entry needs what is not installed
-            parts += [f"{prompt}{question}\n", told]
+            parts += [question[0], told]
             continue
-        parts += [f"{prompt}{question}\n", f"{given}\n" if given else "", between[1] if between is not None else ""]
+        parts += [question[0], f"{given}\n" if given else "", between[1] if between is not None else ""]
     return "".join(parts)
 
 
 @pytest.fixture
-def texts_in(request: pytest.FixtureRequest) -> Callable[[Path, str, str, Callable[[str], str]], None]:
+def texts_in(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Checks what each entry in a part of a file gives: the path, the part, the prompt, and what answers an entry."""
 
-    def check(path: Path, part: str, prompt: str, answer: Callable[[str], str]) -> None:
+    def check(path: Path, part: str, prompt: str | re.Pattern[str], answer: Callable[[str], str]) -> None:
         first = path.read_text("utf-8").partition(part)[0].count("\n") + 1
         text = answered(part, prompt, answer, path, first)
         if text == part:

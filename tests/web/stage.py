@@ -379,6 +379,16 @@ class Stage:
                 self._app = around(self._app)
         return self._app
 
+    async def _start(self) -> str:
+        """Begin the lifespan, as a server does; return why it fails."""
+        said: asyncio.Queue[Any] = asyncio.Queue()
+        coming: asyncio.Queue[Any] = asyncio.Queue()
+        coming.put_nowait({"type": "lifespan.startup"})
+        scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+        self.tasks.append(asyncio.create_task(self.app(scope, coming.get, said.put)))
+        failure: str = (await said.get()).get("message", "")
+        return failure.rstrip().rpartition("\n")[2]
+
     # -- what comes ----------------------------------------------------------------------------------------------------
 
     async def answer(self, line: str) -> str:
