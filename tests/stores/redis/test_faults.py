@@ -679,6 +679,15 @@ async def test_sentinels_have_no_password_or_one_of_their_own(own: str | None) -
                 assert not any(word in str(caught.value) for word in (own or ":srv", "wr0ng", ":srv@"))
 
 
+@pytest.mark.parametrize("database", [0, 1])
+async def test_the_address_of_a_sentinel_without_its_scheme_names_that(pair: ReplicaPair, database: int) -> None:
+    with Sentinel(pair.master) as sentinel:
+        address = f"redis://127.0.0.1:{sentinel.port}/{database}"
+        async with Limiter.from_url(address, on_error="deny", deadline="10s") as limiter:
+            with pytest.raises(StoreUnavailable, match=r"command '(EVAL|SELECT)'; .*, write redis\+sentinel://"):
+                await limiter.ban("user:ann", "1h")
+
+
 @pytest.mark.all
 async def test_errors_and_messages_name_the_service(sentinels: list[Sentinel]) -> None:
     url = url_of(sentinels)

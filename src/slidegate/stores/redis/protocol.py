@@ -294,6 +294,11 @@ _SIGNS: Final[dict[Concerns, tuple[str, ...]]] = {
 """What is in an error about another program's value, or a damaged one, at a key; and in those of a server that is full,
 a replica, cannot save, or lacks replicas.
 """
+_UNKNOWN: Final = re.compile(r"unknown command .(EVAL|EVALSHA|SELECT)\b.*", re.DOTALL)
+"""The error of a sentinel, which knows none of these commands. Behind it is a part of the script."""
+_OF_SENTINEL: Final = (
+    r"unknown command '\1'; if this is the address of a sentinel, write redis+sentinel://h1:26379,h2:26379/mymaster"
+)
 
 
 def refusal(text: str) -> StoreUnavailable:
@@ -301,7 +306,7 @@ def refusal(text: str) -> StoreUnavailable:
     for concern, signs in _SIGNS.items():
         if any(sign in text for sign in signs):
             return StoreUnavailable(f"redis: {text}", concerns=concern)
-    return StoreUnavailable(f"redis: {text}")
+    return StoreUnavailable(f"redis: {_UNKNOWN.sub(_OF_SENTINEL, text)}")
 
 
 def store_error(error: BaseException) -> StoreError:
