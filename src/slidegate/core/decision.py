@@ -67,6 +67,7 @@ class Decision:
             `RateLimitExceeded` the status of the default answer, whatever refused.
         at_least_us: A wait that no limit gives, in microseconds: until the ban ends that a refusal has caused, or until
             a failed store is asked again. 0 for none, `OPEN` if its length is unknown.
+        shadow_rules: The labels of the shadow rules that would have refused the request, in `decision_of(request)`.
 
     Args:
         reservations: What was charged; None if each check charged its cost, and the readings contain its marks.
@@ -83,6 +84,7 @@ class Decision:
     ban: Ban | None = None
     status: int = 0
     at_least_us: int = 0
+    shadow_rules: Sequence[str] = ()
     released = False
     """Whether `release_permits` has returned its permits, which no reservation contains then."""
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 from starlette.requests import HTTPConnection
@@ -33,7 +34,8 @@ def decision_of(request: HTTPConnection) -> Decision:
 
     Returns:
         The decision of the middlewares and limits at endpoints so far. If no rule counts the request its reason is
-        EXEMPT, for a client on the allowlist ALLOWLISTED, and while the middleware is switched off DISABLED.
+        EXEMPT, for a client on the allowlist ALLOWLISTED, and while the middleware is switched off DISABLED. Its
+        `shadow_rules` would have refused the request.
 
     Raises:
         ConfigurationError: There is no middleware around the endpoint, or nothing is decided yet.
@@ -41,7 +43,13 @@ def decision_of(request: HTTPConnection) -> Decision:
     visit: Visit | None = visit_of(request, "decision_of")
     if visit is None:
         return DISABLED
-    return visit.decision
+    decision = visit.decision
+    *_, outermost = visit.visits()
+    if outermost.shadow_rules:
+        if not decision.readings:  # many requests have this object
+            decision = copy(decision)
+        decision.shadow_rules = outermost.shadow_rules
+    return decision
 
 
 async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rule: str | None = None) -> Decision:

@@ -194,7 +194,6 @@ def _outcome(
     began_us: int,
     duration_us: int,
 ) -> Outcome:
-    shadow_rules = tuple([label for _, label in visit.observed if label])
     refusal: Decision | None = None
     status = visit.status
     failed = error is not None and is_failure(error)
@@ -204,7 +203,9 @@ def _outcome(
         failed = False
     if failed:
         status = status or FAILED
-    return Outcome(visit.client.key, decisions, refusal, shadow_rules, route, status, failed, began_us, duration_us)
+    return Outcome(
+        visit.client.key, decisions, refusal, visit.shadow_rules, route, status, failed, began_us, duration_us
+    )
 
 
 def _has_outcome(visit: Visit, decisions: Sequence[Decision]) -> bool:

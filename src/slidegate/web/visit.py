@@ -180,6 +180,11 @@ class Visit:
         return last
 
     @property
+    def shadow_rules(self) -> tuple[str, ...]:
+        """The labels of the shadow rules, here or within, that would have refused the request."""
+        return tuple([label for _, label in self.observed if label])
+
+    @property
     def may_be_struck(self) -> bool:
         """Whether ban policies strike for the request."""
         return self.plan.is_enforced and not self.plan.is_exempt
