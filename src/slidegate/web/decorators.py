@@ -59,12 +59,15 @@ def decorated(check: RequestCheck, endpoint: Any, rule: Rule) -> Any:
             "write dependencies=[Depends(RateLimit(...))] at its route"
         )
     is_async = is_async_callable(endpoint)
+    signature, is_added = _signature(endpoint)
     is_warned = False
 
     @wraps(endpoint)
     async def limited(*args: Any, **options: Any) -> Any:
         nonlocal is_warned
-        connection = options.pop(_CONNECTION, None)
+        connection = options.get(_CONNECTION)
+        if is_added:  # else it is a parameter of `endpoint`, which a decorator within has added
+            options.pop(_CONNECTION, None)
         if connection is None:
             connection = next(
                 (value for value in (*args, *options.values()) if isinstance(value, HTTPConnection)), None
@@ -81,7 +84,7 @@ def decorated(check: RequestCheck, endpoint: Any, rule: Rule) -> Any:
             return await answer
         return answer
 
-    vars(limited)["__signature__"] = _signature(endpoint)
+    vars(limited)["__signature__"] = signature
     vars(limited)[LIMITS_MARK] = (rule, *getattr(endpoint, LIMITS_MARK, ()))
     for inner in (endpoint, *_wrapped_by(endpoint)):
         with suppress(TypeError):  # what has no hash, or cannot be referenced weakly
@@ -115,15 +118,16 @@ def _wrapped_by(function: Any) -> Iterator[Any]:
         yield function
 
 
-def _signature(endpoint: Callable[..., Any]) -> Signature:
-    """Return the signature for FastAPI: with a parameter for the connection, unless the endpoint has one."""
+def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, bool]:
+    """Return the signature for FastAPI, with one for the connection, and whether the endpoint has none itself."""
     try:
         signature = inspect.signature(endpoint, eval_str=True)
     except Exception:  # an annotation for type checkers, which frameworks take as it is
         signature = inspect.signature(endpoint, **_AS_WRITTEN)
     parameters = list(signature.parameters.values())
-    if all(parameter.annotation is not HTTPConnection for parameter in parameters):
+    is_added = all(parameter.annotation is not HTTPConnection for parameter in parameters)
+    if is_added:
         # In front of `**options`, behind which no parameter may stand.
         place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
         parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
-    return signature.replace(parameters=parameters)
+    return signature.replace(parameters=parameters), is_added
