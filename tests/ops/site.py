@@ -64,7 +64,9 @@ class Site:
     ) -> None:
         self.clock = clock or FakeClock(NOW_US)
         self.limiter = Limiter(store or MemoryStore(clock=self.clock, wall_clock=self.clock), deadline="30s")
-        self.dashboard = Dashboard(self.limiter, **{"token": TOKEN, **options})
+        if "user" not in options:
+            options["token"] = TOKEN
+        self.dashboard = Dashboard(self.limiter, **options)
         rules = [
             Rule("/slidegate/{rest:path}", exempt=True),
             Rule("/api/{rest:path}", "5/minute; 50/hour", key=header("X-API-Key"), name="api"),
@@ -239,7 +241,7 @@ class Visitor:
             },
             "": {},
             "read-only": {"changes": False},
-            "login": {"token": None},
+            "login": {"user": lambda request: request.headers.get("x-signed-in")},
             "strict": {"middleware": {"bans": BanPolicy("2/10m", "1h")}},
             "plan": {"middleware": {"rules": [plan]}},
             "kinds": {"middleware": {"rules": kinds, "blocklist": Networks.from_file(self.home / "bad.netset")}},
@@ -266,6 +268,9 @@ class Visitor:
 
     async def _ban(self, key: str, duration: str, reason: str = "", by: str = "manual") -> None:
         await self.site.limiter.ban(key, duration, reason=reason, by=by)
+
+    async def _history(self) -> str:
+        return "\n".join(f"{done.kind} {done.target} by {done.by}" for done in await self.site.limiter.history())
 
     async def _api(self, line: str) -> str:
         method, path, said = [*line.split(" ", 2), ""][:3]

@@ -98,6 +98,17 @@ async def test_wrong_tokens_are_logged_each_minute_and_not_shown(site: Site, cap
     assert caplog.text.count("wrong token") == 1
 
 
+async def test_a_login_that_fails_lets_nobody_in_and_the_log_says_why_once(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    VirtualTime(clock)
+    site = Site(clock, user=lambda request: request.session["admin"])  # no SessionMiddleware
+    answers = [await site.get(path) for path in (*VIEWS, "api/bans", "static/page.js")]
+    assert {answer.status for answer in answers} == {403}
+    assert "SessionMiddleware" not in "".join(answer.body.decode() for answer in answers)
+    assert caplog.text.count("AssertionError: SessionMiddleware must be installed") == 1
+
+
 # -- which requests may change something -------------------------------------------------------------------------------
 
 ORIGINS = [f"http://{HOST}", None, "null", "https://evil.example", f"https://{HOST}", f"http://{HOST}:8080"]
@@ -114,18 +125,21 @@ CHOICES: dict[str, list[Any]] = {
 WHO = {"bearer": f"Bearer {TOKEN}", "basic": basic(TOKEN), "wrong": f"Bearer {'w' * 20}", "nobody": None}
 
 
-def may_change(request: dict[str, Any]) -> bool:
-    """Return, as a simple model, whether a request may change something."""
+def may_change(request: dict[str, Any], login: bool) -> bool:
+    """Return, as a simple model, whether a request may change something; with a login of the application, anybody."""
     host = str(request["host"])
     own = [f"https://{host}"] + [f"http://{host}"] * (request["scheme"] == "http")
     of_page = request["site"] == "same-origin" or (request["site"] is None and request["origin"] in own)
-    known = request["who"] == "bearer" or (request["who"] == "basic" and of_page)
+    known = (request["who"] == "bearer" and not login) or ((request["who"] == "basic" or login) and of_page)
     return known and request["body"] == BODY and request["type"] in CHOICES["type"][:2]
 
 
-async def test_each_pair_of_conditions_is_as_the_model_says(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("login", [False, True])
+async def test_each_pair_of_conditions_is_as_the_model_says(
+    login: bool, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("slidegate.ops.dashboard.app.WRONG_TOKEN_S", 0)
-    site = Site(clock)
+    site = Site(clock, **({"user": lambda request: "ann"} if login else {}))
     count = 0
     good = {name: choices[0] for name, choices in CHOICES.items()}
     for one, other in product(CHOICES, CHOICES):
@@ -135,8 +149,8 @@ async def test_each_pair_of_conditions_is_as_the_model_says(clock: FakeClock, mo
             fields |= {"content-type": request["type"], "authorization": WHO[request["who"]]}
             headers = {name: value for name, value in fields.items() if value is not None}
             await call(site.dashboard, "/api/bans", "POST", request["body"], headers=headers, scheme=request["scheme"])
-            assert await changed(site) == may_change(request), request
-            count += may_change(request)
+            assert await changed(site) == may_change(request, login), request
+            count += may_change(request, login)
     assert count > 50
 
 

@@ -1,9 +1,9 @@
 """The dashboard as an ASGI application: who may see and change what, and which response a request gets.
 
-The checks, in this order: the token is right; and a change (every method but GET and HEAD) comes from a page of the
-same origin, or carries a bearer token. A page of another origin can make a browser send a request here, with the stored
-password. Browsers report that in Sec-Fetch-Site; without it, as over plain http, the Origin must match the Host. A
-bearer token cannot be sent that way.
+The checks, in this order: the token is right, or the application's function names an operator; and a change (every
+method but GET and HEAD) comes from a page of the same origin, or carries the token as a bearer. A page of another
+origin can make a browser send a request here, with the stored password or a cookie. Browsers report that in
+Sec-Fetch-Site; without it, as over plain http, the Origin must match the Host. A bearer token cannot be sent that way.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import json
 import re
 import time
 from base64 import b64decode
+from collections.abc import Awaitable, Callable
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
+from inspect import isawaitable
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -27,7 +29,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from ... import ConfigurationError, Limiter
-from ...core.arguments import names_checked
+from ...core.arguments import MAX_NAME, names_checked
 from ...core.logs import Throttle, escaped, logger
 from ...core.passwords import SecretText, revealed
 from .api import Api, problem_of
@@ -54,9 +56,9 @@ MAX_BODY: Final = 65_536
 WRONG_TOKEN_S: Final = 0.25
 READ_ONLY: Final = "This dashboard only shows; it was made with changes=False."
 _TOKEN_EXPECTED: Final = (
-    f"Dashboard: token is required: {MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters without spaces, for example "
-    'from python3 -c "import secrets; print(secrets.token_urlsafe(32))"; write token=None if your own login stands in '
-    "front"
+    f"Dashboard: token: expected {MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters without spaces, for example "
+    'from python3 -c "import secrets; print(secrets.token_urlsafe(32))". If it comes from the environment, the '
+    "variable may not be set. To use your own login, write user= in place of token="
 )
 _TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _JSON: Final = "application/json"
@@ -68,30 +70,42 @@ _PUBLIC: Final = ("/static/style.css", "/static/icon.svg")
 class Dashboard:
     """A page of live statistics, clients and bans: ``app.mount("/slidegate", Dashboard(limiter, token=...))``.
 
-    A browser asks for the token as the password of any user name, under which changes are recorded. The page shows the
-    statistics of all workers that share the store and sends no request to any other origin. The JSON API is at ``api``
-    below the mount. A middleware around it counts its requests too, unless a rule exempts them:
+    The page shows the statistics of all workers that share the store and sends no request to any other origin. The JSON
+    API is at ``api`` below the mount. A middleware around it counts its requests too, unless a rule exempts them:
     ``Rule("/slidegate/{rest:path}", exempt=True)``.
 
     Args:
         limiter: The limiter to show and change.
-        token: The token that its users send, 16 to 512 printable ASCII characters; None if your own login stands in
-            front and lets in only those who may change bans and limits.
+        token: The token that its users send, 16 to 512 printable ASCII characters. A browser asks for it as the
+            password of any user name, under which changes are recorded.
+        user: In place of a token, a function of the request (sync or async) that returns the name of an operator whom
+            your own login knows, 1 to 64 characters, under which changes are recorded. Whoever has no such name, and
+            everybody while the function fails, gets 403.
         changes: Whether bans and limits can be changed; False makes a dashboard that only shows.
 
     Raises:
-        ConfigurationError: The token is missing, too short or not printable, or another value is invalid.
+        ConfigurationError: The token is missing, too short or not printable, there are a token and a function, or
+            another value is invalid.
     """
 
     @names_checked
-    def __init__(self, limiter: Limiter, *, token: str | SecretText | None = "", changes: bool = True) -> None:
+    def __init__(
+        self,
+        limiter: Limiter,
+        *,
+        token: str | SecretText = "",
+        user: Callable[[Request], str | Awaitable[str | None] | None] | None = None,
+        changes: bool = True,
+    ) -> None:
         self.limiter = limiter
-        self._digest: bytes | None = None
-        if token is not None:
+        self._user = user
+        if user is None:
             token = revealed(token)
             if not isinstance(token, str) or not re.fullmatch(rf"[!-~]{{{MIN_TOKEN},{MAX_TOKEN}}}", token):
                 raise ConfigurationError(_TOKEN_EXPECTED)  # without the token: an invalid one may still be a secret
             self._digest = _digest(token)
+        elif token != "":
+            raise ConfigurationError("Dashboard: expected token= or user=, not both")
         self._changes = changes
         service = Service(limiter)
         self._api = Api(service)
@@ -131,9 +145,11 @@ class Dashboard:
         if path in _PUBLIC and reads:
             return self._files[path]()
         user = await self._identify(request)
-        if not reads and not may_change(request):
+        if not reads and not may_change(request, has_token=self._user is None):
             raise HTTPException(
-                403, "A change needs a bearer token, Sec-Fetch-Site: same-origin, or an Origin equal to the Host."
+                403,
+                "A change needs the dashboard's token as a bearer, Sec-Fetch-Site: same-origin, or an Origin equal to "
+                "the Host.",
             )
         if path.startswith("/api/"):
             return await self._respond_to_api(request, path.removeprefix("/api/"), user)
@@ -174,27 +190,50 @@ class Dashboard:
         """Return the name of the user who sends a request.
 
         Raises:
-            HTTPException: The request carries no valid token. The answer to a wrong one is delayed, to slow down
-                guessing.
+            HTTPException: The request carries no valid token, or the application names no operator. The answer to a
+                wrong token is delayed, to slow down guessing.
         """
+        if self._user is not None:
+            return await self._named_by(self._user, request)
         credentials = _joined(request, "authorization")
         name, token = _name_and_token(credentials)
-        user = escaped(name, 64) or "dashboard"
-        if self._digest is None or hmac.compare_digest(_digest(token), self._digest):
-            return user
+        if hmac.compare_digest(_digest(token), self._digest):
+            return escaped(name, MAX_NAME) or "dashboard"
         text = "A token is required."
         if credentials:
             text = "The token is wrong."
-            left_out = self._throttle.left_out("token", time.monotonic())
-            if left_out is not None:
-                logger.warning("the dashboard has received a wrong token%s", left_out)
+            self._warn("the dashboard has received a wrong token")
             await anyio.sleep(WRONG_TOKEN_S)
         raise HTTPException(401, text, {"www-authenticate": 'Basic realm="slidegate", charset="UTF-8"'})
 
+    async def _named_by(self, user: Callable[[Request], Any], request: Request) -> str:
+        """Return the name of the operator who sends a request, as a function of the application knows it."""
+        try:
+            name = user(request)
+            if isawaitable(name):
+                name = await name
+        except Exception:
+            name = None
+            self._warn("the dashboard answers 403, because the function of its user= has failed", exc_info=True)
+        if isinstance(name, str) and name.strip() and len(name) <= MAX_NAME:
+            return name
+        raise HTTPException(403, "You are not an operator of this dashboard.")
 
-def may_change(request: Request) -> bool:
-    """Return whether a request comes from a page of the same origin, or from no page."""
-    if request.headers.get("authorization", "").lower().startswith("bearer "):
+    def _warn(self, text: str, *, exc_info: bool = False) -> None:
+        left_out = self._throttle.left_out(text, time.monotonic())
+        if left_out is not None:
+            logger.warning("%s%s", text, left_out, exc_info=exc_info)
+
+
+def may_change(request: Request, *, has_token: bool) -> bool:
+    """Return whether a request comes from a page of the same origin, or from no page.
+
+    Args:
+        request: The request of an operator.
+        has_token: Whether it carries the token of the dashboard; a bearer of the application's own login may be added
+            to requests of any page.
+    """
+    if has_token and request.headers["authorization"].lower().startswith("bearer "):
         return True
     site = _joined(request, "sec-fetch-site")
     if site:
