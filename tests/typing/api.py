@@ -7,6 +7,7 @@ from typing import Literal, assert_type
 import httpx
 import httpx2
 from fastapi import FastAPI
+from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
@@ -151,6 +152,28 @@ async def endpoint(request: Request) -> Response:
     except StoreError as error:
         assert_type(error.concerns, Literal["request", "writes", "server"])
     return PlainTextResponse("try again")
+
+
+@app.get("/items/{number}")
+@RateLimit("100/minute")
+@RateLimit("10/second", key=user)
+def item(number: int, /, *, dark: bool = False) -> int:
+    return 2 * number
+
+
+class Page(HTTPEndpoint):
+    @RateLimit("100/minute")
+    async def get(self, request: Request) -> PlainTextResponse:
+        return PlainTextResponse("page")
+
+
+async def decorated(page: Page, request: Request) -> None:
+    """A decorated function, sync too, is a coroutine function with the same parameters."""
+    assert_type(await item(3, dark=True), int)
+    assert_type(await page.get(request), PlainTextResponse)
+    item(3) + 1  # type: ignore[operator]
+    await item("3")  # type: ignore[arg-type]
+    page.get(request).body  # type: ignore[attr-defined]  # noqa: B018
 
 
 # -- without HTTP ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine
 from copy import copy
 from functools import cached_property
 from inspect import Parameter, Signature
-from typing import Any, NoReturn, TypeVar, Unpack, overload
+from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import HTTPConnection
@@ -38,7 +38,9 @@ from .rule_set import method_of
 from .rules import Limits, LimitsFunction, Rule
 from .visit import Visit, active_visit_of
 
-_T = TypeVar("_T", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Async: TypeAlias = Callable[_P, Coroutine[Any, Any, _T]]
 
 
 class EndpointRefusal(RateLimitExceeded, HTTPException):
@@ -137,7 +139,10 @@ class RateLimit:
     def __call__(self, connection: HTTPConnection) -> Coroutine[Any, Any, None]: ...
 
     @overload
-    def __call__(self, connection: _T) -> _T: ...
+    def __call__(self, connection: _Async[_P, _T]) -> _Async[_P, _T]: ...
+
+    @overload
+    def __call__(self, connection: Callable[_P, _T]) -> _Async[_P, _T]: ...
 
     def __call__(self, connection: Any) -> Any:
         """Check a request, as a FastAPI dependency, or decorate an endpoint."""
