@@ -5,7 +5,7 @@
    merged and single dots removed.
 2. A limit or a block applies if either text matches its generous pattern: a parameter that is alone in its segment
    matches every spelling that could be parsed as such a value; several in one segment match any text between its
-   literal start and end; a final slash makes no difference.
+   literal start and end; a final slash makes no difference, and ``/admin/{rest:path}`` takes ``/admin``, too.
 3. `exempt` and `final` apply only if both texts match Starlette's own pattern.
 4. A path without a slash at its start, with a line break or a ``..`` segment, or one of more than `MAX_ODD` characters
    that is not in normal form, matches every limit and block, and no exemption, honeypot or strike.
@@ -37,6 +37,7 @@ T = TypeVar("T")
 _WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?\d++)(?:\.0*+)?")
 """A whole number as pydantic reads it: int() does not take 1.0 and 0-5."""
 MAX_ODD: Final = 2_048
+_BELOW: Final = re.compile(r"/\{(\w+):path\}\Z")
 _ODD: Final = re.compile(r"//|/\.(?:/|\Z)")
 _SLASHES_AND_DOTS: Final = re.compile(r"/(?:\.?(?:/|\Z))+")
 _ASTRAY: Final = re.compile(r"\A[^/]|\n|/\.\.(?:/|\Z)")
@@ -69,6 +70,7 @@ class RulePath:
 
     Args:
         option: The option that it is a value of.
+        is_trap: Whether it is a honeypot: one below a path does not take the path itself, which may be a page.
 
     Attributes:
         path: The text of the path.
@@ -81,13 +83,17 @@ class RulePath:
 
     __slots__ = ("_exact", "convertors", "path", "takes")
 
-    def __init__(self, path: object, option: str = "path") -> None:
+    def __init__(self, path: object, option: str = "path", *, is_trap: bool = False) -> None:
         self.path = _reachable(path, option)
         try:
             self._exact, _, self.convertors = compile_path(self.path)
         except (AssertionError, ValueError) as error:
             raise ConfigurationError(f"{quoted(path)} cannot be used: {error}", option) from None
-        self.takes = re.compile(_generous(self.path, self.convertors), re.DOTALL).match
+        begin, ending = self.path.removesuffix("/"), r"/?\Z"
+        below = _BELOW.search(begin)
+        if below is not None and not is_trap:  # whoever limits or blocks what is below a path means the path, too
+            begin, ending = begin[: below.start()], rf"(?:/(?P<{below[1]}>.*))?\Z"
+        self.takes = re.compile(_generous(begin, self.convertors) + ending, re.DOTALL).match
 
     def is_exactly(self, text: str) -> bool:
         """Return whether a text matches Starlette's own pattern of the path."""
@@ -98,7 +104,7 @@ class RulePath:
         values: dict[str, str] = {}
         match = self._exact.match(text) or self.takes(text)  # like a router, which ignores a line break at the end
         if match is not None:
-            for name, value in match.groupdict().items():
+            for name, value in match.groupdict("").items():
                 if name in names:
                     values[name] = _meaning(self.convertors[name], value)
         return values
@@ -124,7 +130,7 @@ def _reachable(path: object, option: str) -> str:
 def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
     """Return the generous pattern of a path: its segments up to the first one that may match slashes, then the rest."""
     pattern = ""
-    for segment in path.removesuffix("/").split("/")[1:]:
+    for segment in path.split("/")[1:]:
         parameters = [*PARAM_REGEX.finditer(segment)]
         if not parameters:
             pattern += f"/{re.escape(segment)}"
@@ -133,14 +139,14 @@ def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
         has_slashes = _ANY_TEXT in values
         value, ending = "[^/]*", segment
         if has_slashes:  # any text up to the path's literal end
-            value, ending = _ANY_TEXT, path.removesuffix("/")
+            value, ending = _ANY_TEXT, path
         if len(values) == 1:
             value = f"(?P<{parameters[0][1]}>{values[0]})"
         begin, end = segment[: parameters[0].start()], PARAM_REGEX.split(ending)[-1]
         pattern += f"/{re.escape(begin)}{value}{re.escape(end)}"
         if has_slashes:
             break
-    return rf"{pattern}/?\Z"
+    return pattern
 
 
 def _spelling(convertor: Convertor[Any]) -> str:

@@ -103,7 +103,7 @@ class Signals:
             self.by_status[signal].append(Signal(policy, weight, f"status {signal}"))
         elif signal.startswith("/"):
             reason = clean_reason(f"path {signal}")
-            self._honeypots.append((RulePath(signal, "signals"), Signal(policy, weight, reason)))
+            self._honeypots.append((RulePath(signal, "signals", is_trap=True), Signal(policy, weight, reason)))
         else:
             first = int(signal[0]) * 100  # 400 of "4xx"
             for status in {*range(first, first + 100)} - policy.signals.keys():
