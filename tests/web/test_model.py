@@ -395,13 +395,13 @@ class Model:
             windows = SPELLED[self._said(depth, "limits", one, request, spelled(FALLBACK))]
         elif (limiter, one.name) in self.changed:
             windows = {HOUR: self.changed[limiter, one.name]}
-        key: str | None = ""
+        key: str | None = ""  # or None: the client's address
         if isinstance(one.key, str):
             name = request.headers.get("x-user")
             key = one.key if one.key == "everyone" else self.key_of(name) if name else ""
         elif one.key is not None:
             key = self._said(depth, "key", one, request, "")
-        if key is None or not windows:  # the key is read where nothing is counted, too: bans of it hold
+        if not windows:  # the key is read where nothing is counted, too: bans of it hold
             return None
         spent = index(self._said(depth, "cost", one, request, 1)) if one.cost else 1
         assert request.client

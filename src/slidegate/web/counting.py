@@ -27,7 +27,7 @@ from .waiting import Waiting
 
 
 class _Charges(NamedTuple):
-    """What a rule with functions charges a request: nothing if its key function excepts it.
+    """What a rule with functions charges a request.
 
     Attributes:
         unlimited: The key, if its limits function says that it has no limit.
@@ -135,9 +135,7 @@ class Counting:
             bucket = await ask(rule, request, "limits", rule.limits_function, bound.bucket_for, bucket)
         key = bound.key_of(request.scope, visit.client.key)
         if bound.key_function is not None:
-            returned: str | None = await ask(rule, request, "key", bound.key_function, self._calls.checked_key, key)
-            if returned is None:
-                return _Charges()
+            returned: str | None = await ask(rule, request, "key", bound.key_function, self._calls.checked_key, None)
             key = returned or key
         if bucket is None and bound.permits is None:
             return _Charges(unlimited=(key,))

@@ -1,7 +1,7 @@
 """Keys: a rule counts requests with equal keys together.
 
-A key is text. The built-in keys read the ASGI scope directly and always return one: if a header is missing, for
-example, they fall back to the client's address, so omitting it does not bypass limits.
+A key is text. The built-in keys read the ASGI scope directly and always return one. If a header is missing, for
+example, or a function returns None, the client's address counts, so omitting the header does not bypass limits.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Key:
 
 
 KeyFunction: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
-"""A user's function of the request. If it returns None, the rule does not count the request."""
+"""A user's function of the request. Where it returns None, the client's address counts."""
 
 
 class KeyCondition(NamedTuple):

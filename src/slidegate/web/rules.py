@@ -86,7 +86,7 @@ class Rule:
             case of a request's method.
         connection: ``"http"`` or ``"websocket"``; by default both.
         key: What to count by: `everyone`, `header(...)`, or a sync or async function of the request (without its body)
-            that returns text, or None to skip the request. By default the middleware's `client`.
+            that returns text, or None for the client's address. By default the middleware's `client`.
         cost: Units per request, or a sync or async function of the request. It may be an estimate, which
             `settle` replaces by the actual use.
         cost_max: The most units that the cost function charges, whatever it returns, and the cost if it fails; by
