@@ -75,7 +75,7 @@ WRONG: list[Any] = [
     *(10**5_000, -(10**5_000), 2**64, 1e308, -1e308, timedelta.max, timedelta.min, "9" * 30, "\u0661" * 5_000),
     *("x" * 100_000, "1e400", "\u00b2", *HUGE, HUGE, {"refused": 10**5_000}, {"refused": HUGE[0]}, {HUGE[0]: 1}),
 ]
-LISTS = {"bans", "lines", "networks", "observers", "rules", "statuses", "trusted", "without"}
+LISTS = {"bans", "exempt", "lines", "networks", "observers", "rules", "statuses", "trusted", "without"}
 """Arguments that are iterated: values of other types fail at once, as everywhere in Python."""
 OBJECTS = {"transport", "allowlist", "blocklist", "client", "decision", "limiter", "messages", "policy", "rule"}
 OBJECTS |= {"meter_provider", "registry"}

@@ -92,7 +92,7 @@ async def test_functions_of_the_users(what: str, error: Any, caplog: pytest.LogC
     middleware = RateLimitMiddleware(hello, rules=[Rule("*", limits, name="xy", **options)], **refused)
     for _ in range(2):
         await call(middleware)
-    check(caplog, f"{what} function of rule 'xy' failed")
+    check(caplog, f"{what} function of 'xy' failed")
 
 
 async def test_bans_strikes_and_shadows(caplog: pytest.LogCaptureFixture) -> None:

@@ -610,7 +610,7 @@ class Middleware(RuleBasedStateMachine):
         logging.getLogger("slidegate").removeHandler(self.log)
         expected = Counter((what, name) for _, _, what, name in self.failed)
         self.runner.close()
-        found = re.findall(r"(\w+) function of rule '(\w+)' failed", "\n".join(self.log.lines))
+        found = re.findall(r"(\w+) function of '(\w+)' failed", "\n".join(self.log.lines))
         assert Counter(found) == expected, "once for each function of each middleware"
 
 

@@ -99,7 +99,7 @@ class ConfigReader:
         self._client: ClientAddress = client_ip()
         self._has_key = False
         self._opened: dict[str, NetworkFile] = {}
-        self._readers: Mapping[str, Callable[[Any], Any]] = {
+        self._readers: Mapping[Any, Callable[[Any], Any]] = {
             **dict.fromkeys(("limits", "default_limits"), self._limits),
             "blocklist": lambda value: self._list(value, "blocklist"),
             "allowlist": lambda value: self._list(value, "allowlist"),
@@ -119,6 +119,7 @@ class ConfigReader:
             "is_in": lambda values: _listed(values, 'a list such as ["NL"]'),
             "count_if": _one_of,
             **dict.fromkeys(_FLAGS, _flag),
+            (BanPolicy, "exempt"): lambda value: self._list(value, "exempt"),
         }
         self.of_limiter: dict[str, Any] = dict(OF_LIMITER)
         self.unread: tuple[str, FileVersion | None] = "", None
@@ -192,12 +193,13 @@ class ConfigReader:
         self.of_limiter = {name: options.pop(name, default) for name, default in OF_LIMITER.items()}
         return options
 
-    def _read(self, name: str, value: Any) -> Any:
-        """Return an argument from the value of a key, which is written alike in every table."""
-        if name not in self._readers:
+    def _read(self, name: str, value: Any, call: object = None) -> Any:
+        """Return an argument from the value of a key, which is written alike in every table that has no own way."""
+        reader = self._readers.get((call, name)) or self._readers.get(name)
+        if reader is None:
             return value
         with about(name):
-            return self._readers[name](value)
+            return reader(value)
 
     def _from_table(self, call: Callable[..., T], table: object, first: str = "", **fixed: Any) -> T:
         """Call a class or function with the keys of a table as its arguments, and with some that are fixed.
@@ -215,7 +217,7 @@ class ConfigReader:
         for name in table:
             if name not in names:
                 raise ConfigurationError(unknown_option(name, names))
-        options = {name: self._read(name, value) for name, value in table.items()}
+        options = {name: self._read(name, value, call) for name, value in table.items()}
         for name, parameter in zip(names, parameters.values(), strict=True):
             if parameter.default is Parameter.empty and name not in options:
                 raise ConfigurationError("is missing", name)

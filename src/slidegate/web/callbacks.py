@@ -2,9 +2,9 @@
 
 A failing function neither bypasses limits nor breaks the response. If a key function fails, the request is counted
 under the client's address; if a limits function fails, the fallback limits apply; if a cost function fails, the cost is
-`cost_max`, or 1 without it; if a `count_if` fails, the request counts. If a `when` fails, limits and blocks apply and
-exemptions do not. If an `on_refused` fails, the default answer is sent. A function that awaits what another request has
-cancelled has failed, too. Each failure is logged with the rule's name, at most once a minute.
+`cost_max`, or 1 without it; if a `count_if` fails, the request counts. If a `when` fails, limits, blocks and strikes
+apply and exemptions do not. If an `on_refused` fails, the default answer is sent. A function that awaits what another
+request has cancelled has failed, too. Each failure is logged with the rule's name, at most once a minute.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope
 
+from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, escaped, logger, safe_text
 from ..limiter import Limiter, check_cost
@@ -33,7 +34,7 @@ _CONSEQUENCES: Final = {
     "key": "the request is counted under the client's address",
     "cost": "the request costs cost_max, or 1 without it",
     "count_if": "the request is counted",
-    "when": "the rule limits or blocks the request, or does not exempt it",
+    "when": "limits, blocks and strikes apply to the request, and exemptions do not",
     "fair": "the request waits with those of unknown tenants",
     "on_refused": "the client gets the default answer",
 }
@@ -92,7 +93,7 @@ def request_in(scope: Scope) -> HTTPConnection:
 
 def _is_within_body(argument: object) -> bool:
     """Return whether a function at an endpoint got a request as its argument, and has read a part of the body."""
-    if not isinstance(argument, Request):
+    if not isinstance(argument, Request) or argument.receive is _no_body:
         return False
     channel = argument.scope[KEY].active().receive_from
     return isinstance(channel, BodyReader) and channel.is_within_body
@@ -109,9 +110,9 @@ class UserCallbacks:
         self._limiter = limiter
         self._throttle = Throttle()
 
-    async def truth_of(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
-        """Return whether the condition of a rule is true; True without a condition, None if the condition fails."""
-        when = rule.when
+    async def truth_of(self, rule: Rule | BanPolicy, request: HTTPConnection, client_key: str) -> bool | None:
+        """Return whether the condition of a rule or a ban policy is true; True without one, None if it fails."""
+        when: Any = rule.when
         if when is None:
             return True
         if isinstance(when, KeyCondition):
@@ -120,7 +121,7 @@ class UserCallbacks:
 
     async def ask(
         self,
-        rule: Rule,
+        rule: Rule | BanPolicy,
         argument: object,
         what: str,
         function: Callable[..., object],
@@ -130,7 +131,7 @@ class UserCallbacks:
         """Return the checked result of a user's function, sync or async; a failure is logged and has a default result.
 
         Args:
-            rule: The rule with the function.
+            rule: The rule or the ban policy with the function.
             argument: What the function is called with: the status for `count_if`, else the request.
             what: The name of the option, which is also a key of `_CONSEQUENCES`.
             read: Checks and converts what the function returns; it raises if that is invalid.
@@ -165,7 +166,7 @@ class UserCallbacks:
         trace: BaseException | None = error
         if isinstance(error, ConfigurationError):
             trace = None  # its message says it all
-        text = "%s function of rule %r failed, so %s%s: %s"
+        text = "%s function of %r failed, so %s%s: %s"
         logger.error(text, what, where, _CONSEQUENCES[what], left_out, escaped(safe_text(error)), exc_info=trace)
 
 

@@ -89,9 +89,9 @@ class Policy:
         self.observers = engine.observers
         self.names = Names(self.limiter, name, owner)
         self.address = client or client_ip()
-        self.signals = signals = Signals(self.limiter, self.address, allowlist, bans)
-        self.headers = Headers(headers, engine.unix_us)
         calls = UserCallbacks(self.limiter)
+        self.signals = signals = Signals(self.limiter, self.address, allowlist, bans, calls)
+        self.headers = Headers(headers, engine.unix_us)
         self.routes = RouteLabels()
         honeypots: Honeypots | None = None
         if signals.on_request:
@@ -109,7 +109,8 @@ class Policy:
         )
         self.lists: Mapping[str, Networks | None] = {"blocklist": blocklist, "allowlist": allowlist}
         self.files: list[FollowedFile] = [*engine.networks]
-        for option, networks in self.lists.items():
+        exempt = [("exempt", policy.exempt) for policy in signals.ban_policies.values()]
+        for option, networks in (*self.lists.items(), *exempt):
             if networks is not None and networks.file is not None:
                 networks.file.serve_as(option)  # raises if it covers nearly everybody
                 self.files.append(networks.file)

@@ -24,6 +24,7 @@ from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.aio import to_the_end
 from ..limiter.bans import operators_of
+from .callbacks import UserCallbacks, request_in
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .clients import visit_of
 from .keys import Combined, Key, parts_of, user
@@ -39,6 +40,8 @@ class Signals:
         limiter: The limiter that counts strikes.
         address: How clients are determined.
         allowlist: The networks that no policy bans.
+        policies: The ban policies.
+        calls: Calls their functions.
 
     Attributes:
         ban_policies: The policies by name.
@@ -58,7 +61,9 @@ class Signals:
         address: ClientAddress,
         allowlist: Networks | None,
         policies: BanPolicy | Iterable[BanPolicy] | None,
+        calls: UserCallbacks,
     ) -> None:
+        self._calls = calls
         self._limiter = limiter
         self._engine = limiter.engine
         self._address = address
@@ -142,10 +147,12 @@ class Signals:
         """Return the key that a strike may ban.
 
         Returns:
-            The key; None if the policy may not ban it, if many clients share it, or if a policy by `user` knows no
-            user: its strikes are for accounts, and an address may have many.
+            The key; None if the policy exempts the client or may not ban the key, if many clients share it, or if a
+            policy by `user` knows no user: its strikes are for accounts, and an address may have many.
         """
-        client_key = visit.client.key
+        client_key, address = visit.client.key, visit.client.address
+        if address is not None and policy.exempt.covers(*address):
+            return None
         key = protected = client_key
         if policy.key is not None:
             if user in parts_of(policy.key) and user.name_in(scope) is None:
@@ -232,6 +239,8 @@ class Signals:
         policy, weight, reason = signal
         key = self._banned_key(policy, visit, scope)
         if key is None:
+            return None
+        if await self._calls.truth_of(policy, request_in(scope), visit.client.key) is False:
             return None
         return await to_the_end(self._engine.strike(policy, key, weight, reason))
 

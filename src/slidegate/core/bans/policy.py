@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
@@ -69,6 +69,11 @@ class BanPolicy:
         shadow: Report bans without enforcing them.
         status: The status of the response to a banned client, 403 or 429.
         ban_private: Ban loopback, private and link-local addresses, too.
+        exempt: Networks whose clients never strike and that are never banned, though limits hold for them:
+            ``["198.51.100.0/24"]``, or `Networks`. The client's address decides, whatever `key` is.
+        when: A sync or async function of the request (without its body), or a condition such as
+            ``networks.has_client()``: only requests for which it is true strike, by whichever signal. If it fails, they
+            strike. `Limiter.strike` has no request, and does not ask it.
 
     Raises:
         ConfigurationError: A value is invalid; the message suggests a valid one.
@@ -89,8 +94,11 @@ class BanPolicy:
         shadow: bool = False,
         status: int = 403,
         ban_private: bool = False,
+        exempt: Networks | Iterable[object] = (),
+        when: Any = None,
     ) -> None:
         self.name = check_name(name, "ban policy name")
+        self.label = f"bans.{name}"
         self.after = _one_limit(after)
         self._set_ladder(duration, factor, longest)
         self.forgive_us = _span_us(forgive, "forgive", "24h")
@@ -104,6 +112,10 @@ class BanPolicy:
         self.status = status
         self.strikes = Bucket(f"{STRIKES}{name}", [_counting(self.after)])
         """The window of its strikes."""
+        if not isinstance(exempt, Networks):
+            exempt = Networks(exempt)
+        self.exempt = exempt
+        self.when = when
         # Set last: from now on the policy is immutable.
         self.ban_private = ban_private
 
@@ -241,4 +253,7 @@ def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) ->
     version, first, last = network
     is_wide = prefix_length(version, first, last) < WIDEST[version]
     is_private = not policy.ban_private and PRIVATE.overlaps(version, first, last)
-    return not (is_wide or is_private or (protected is not None and protected.overlaps(version, first, last)))
+    is_exempt = policy.exempt.overlaps(version, first, last)
+    return not (
+        is_wide or is_private or is_exempt or (protected is not None and protected.overlaps(version, first, last))
+    )
