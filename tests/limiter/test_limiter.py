@@ -335,7 +335,7 @@ async def asks_on(limiter: Limiter) -> None:
 
 NAMES = """{word}y {word}y.example.com {word}@example.com {word}y.{word} v{n}.{n} tenant-{n} {word}y::{n} {n}-{n}
 user:{n} user:203.0.113.{word} key:l{n}.0.0.1 org/{word}/{n} acme.com oil.co id::42 lol 1O x:1:2:y::
-tenant/7 headers:x x:y:z feed:{n} {n} 203.0.113.O 192.0.2.7:80 2001:db8::g"""
+tenant/7 headers:x x:y:z feed:{n} {n}"""
 """What applications call a client."""
 
 

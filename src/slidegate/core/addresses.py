@@ -25,6 +25,8 @@ IPV6_PREFIX: Final = 64
 BITS: Final = {4: 32, 6: 128}
 """The length of an address in bits, by version."""
 
+_KIND: Final = "(?![A-Fa-f]+:)[A-Za-z_-]+:(?!//)"
+"""How a key begins that names its kind: by a word that is no hexadecimal number, nor the scheme of a URL."""
 _PREFIX: Final = "0|[1-9][0-9]{0,2}"
 _FIRST: Final = frozenset("0123456789abcdefABCDEF:")
 """The characters that an address can begin with."""
@@ -124,6 +126,17 @@ def network_of(key: str) -> AddressRange | None:
         return parse_network(key, strict=False)
     except ConfigurationError:
         return None
+
+
+def resembles_address(key: str) -> bool:
+    """Return whether a key looks like an address or a network: ``203.0.113.300`` does, ``user:10.0.0.1`` does not."""
+    text = key.strip("[]()<>\"'")
+    if re.match(_KIND, text):
+        return False
+    dotted = text.split(".")
+    if len(dotted) == 4 and sum(map(str.isdigit, dotted)) >= 3:
+        return True
+    return "::" in text and len(re.findall(r"\b[0-9A-Fa-f]+\b", text)) >= 2
 
 
 def prefix_length(version: int, first: int, last: int) -> int:

@@ -118,8 +118,9 @@ class Commands:
             by: The person or program that bans.
 
         Raises:
-            ConfigurationError: The key is invalid, the whole address space, or a network with host bits or wider than
-                an IPv4 /8 or an IPv6 /19; the duration is invalid; or 1,000 networks are banned already.
+            ConfigurationError: The key is invalid, nearly an address (``"203.0.113.300"``), the whole address space, or
+                a network with host bits or wider than an IPv4 /8 or an IPv6 /19; the duration is invalid; or 1,000
+                networks are banned already.
         """
         option = f'ban: duration (or "{PERMANENT}")'
         length_us = None if duration == PERMANENT else parse_duration_us(duration, option, 1, MAX_WINDOW_US, "1h")

@@ -1,4 +1,4 @@
-"""Which rules read a kind of key, and so where a ban of such a key holds: by the kinds that workers have published."""
+"""Which rules read a key, and so where a ban of it holds: by the kinds and the buckets that workers have published."""
 
 from __future__ import annotations
 
@@ -6,14 +6,43 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from .. import ConfigurationError, Limiter
 from ..core.addresses import network_of
-from ..limiter import Publication, PublishedRule
-from .kinds import FUNCTION, beginnings_of, kind_of
+from ..limiter import Publication, PublishedRule, inspect_keys
+from .kinds import EVERYONE, FUNCTION, beginnings_of, kind_of
 from .rows import KEYED, listed
 
+_KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
 _OF_CLIENT: Final = re.compile("peer:.|unknown-peer$|asn:[0-9]")
 """How keys begin that, beside addresses and networks, each request has."""
 _EVERYWHERE: Final = "it holds on every request"
+
+
+async def check_key(limiter: Limiter, key: str) -> None:
+    """Check that a typed key is an address, a network, has a kind, or is known to the store.
+
+    Raises:
+        ConfigurationError: It is none of these. The message does not contain it, because it may be the secret value of
+            a header.
+    """
+    if _KIND.match(key) or network_of(key) is not None or key == EVERYONE:
+        return
+    if not key or not await _is_known(limiter, key):
+        raise ConfigurationError(
+            'expected an address, a network or kind:value, for example "203.0.113.7", "198.51.100.0/24" or "user:42"; '
+            "a value that clients send needs its header, cookie or query parameter",
+            "key",
+        )
+
+
+async def _is_known(limiter: Limiter, key: str) -> bool:
+    """Return whether a key is banned, or counted by this process or under a published rule."""
+    if await limiter.banned(key):
+        return True
+    rules = [rule for publication in await limiter.published() for rule in publication.rules]
+    counting = [(key, {rule.bucket: rule.counted_limit()}) for rule in rules if rule.bucket and rule.limit]
+    views = [await limiter.inspect(key), *await inspect_keys(limiter, counting)]
+    return any(window.used for view in views for window in view.windows)
 
 
 def where_banned(published: Sequence[Publication], key: str) -> str:

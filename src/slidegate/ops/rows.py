@@ -5,19 +5,16 @@ Names end in their unit: `_at` is Unix time in seconds, `_s` seconds.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 from .. import ConfigurationError, cookie, header, query
 from ..core import Ban, LimitState
-from ..core.addresses import network_of
 from ..limiter import Action, Override
 from .kinds import digest_prefix
 
 KEYED: Final = {"header": header, "cookie": cookie, "query": query}
 """The kinds of keys whose values clients send."""
-_KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
 _S: Final = 1_000_000
 _UNITS: Final = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 """The units of a length of time, with the next smaller one, in seconds."""
@@ -137,18 +134,3 @@ def key_of(key: str, value: str | None = None) -> Any:
             f'example "{key}#1f3a..."'
         )
     return source(name).of(value)
-
-
-def check_key(key: str) -> None:
-    """Check that a typed key is an address, a network or has a kind.
-
-    Raises:
-        ConfigurationError: It is none of these. The message does not contain it, because it may be the secret value of
-            a header.
-    """
-    if not _KIND.match(key) and network_of(key) is None:
-        raise ConfigurationError(
-            'expected an address, a network or kind:value, for example "203.0.113.7", "198.51.100.0/24" or "user:42"; '
-            "a value that clients send needs its header, cookie or query parameter",
-            "key",
-        )

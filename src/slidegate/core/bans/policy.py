@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from ..addresses import format_network, network_of, prefix_length
+from ..addresses import format_network, network_of, prefix_length, resembles_address
 from ..arguments import check_name, check_whole, names_checked
 from ..buckets import Bucket
 from ..durations import format_duration, parse_duration_us
@@ -210,14 +210,20 @@ def hand_ban_key(key: object) -> str:
     """Return the canonical spelling of a key that is banned by hand; see `ban_key`.
 
     Raises:
-        InvalidKey: `ban_key` rejects it, no request can have it, or it is a network wider than an IPv4 /8 or an IPv6
-            /19.
+        InvalidKey: `ban_key` rejects it, no request can have it, it is nearly an address, or it is a network wider
+            than an IPv4 /8 or an IPv6 /19.
     """
     spelled = ban_key(key)
     network = network_of(spelled)
     if network is None:
         # An account, or the digest of an API key.
         check_can_exist(spelled)
+        if spelled != spelled.strip() or resembles_address(spelled):
+            example = 'for example "203.0.113.7", "203.0.113.0/24" or "2001:db8::/48"'
+            raise InvalidKey(
+                f"ban: expected an address or a network, {example}, or another key without blanks around it, not "
+                f"{quoted(key)}"
+            )
         return spelled
     version, first, last = network
     widest = REGISTRY[version]

@@ -8,8 +8,8 @@ from typing import Any, Final
 import click
 
 from ... import Limiter
-from ..readers import where_banned
-from ..rows import check_key, key_of, row_of_ban
+from ..readers import check_key, where_banned
+from ..rows import key_of, row_of_ban
 from .main import Answer, asking, note, program, table, time_of, with_author, with_duration, with_reason, with_value
 
 _COLUMNS: Final = ("key", "until", "by", "level", "reason")
@@ -55,7 +55,7 @@ async def add_ban(limiter: Limiter, key: str, value: str | None, duration: str, 
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
     """
     target = key_of(key, value)
-    check_key(key)
+    await check_key(limiter, key)
     if value is not None:
         await compare_secrets(limiter)
     ban = await limiter.ban(target, duration, reason=reason, by=by)

@@ -16,8 +16,8 @@ from ... import ConfigurationError, StoreError
 from ...core.logs import Throttle, logger
 from ..explain import answer_of
 from ..published_rules import changeable_limits, limit_rows, rule_rows
-from ..readers import where_banned
-from ..rows import as_json, check_key, key_of, named, row_of_action, row_of_ban, row_of_change
+from ..readers import check_key, where_banned
+from ..rows import as_json, key_of, named, row_of_action, row_of_ban, row_of_change
 from ..statistics import Traffic
 from ..traffic import COUNTS
 from .service import WINDOW, Service
@@ -144,7 +144,7 @@ class Api:
     ) -> dict[str, Any]:
         """Ban an address, a network or a key, or replace its ban; `holds` says where."""
         target = key_of(key, value)
-        check_key(key)
+        await check_key(self._limiter, key)
         ban = await self._limiter.ban(target, duration, reason=reason, by=by)
         return {**row_of_ban(ban), "holds": where_banned(await self._limiter.published(), ban.key)}
 

@@ -14,8 +14,8 @@ from starlette.responses import RedirectResponse, Response
 
 from ... import ConfigurationError, StoreError, __version__
 from ...core import compiled
-from ..readers import where_banned
-from ..rows import check_key, key_of
+from ..readers import check_key, where_banned
+from ..rows import key_of
 from ..tasks import together
 from . import texts
 from .api import Api, problem_of
@@ -137,7 +137,7 @@ class Page:
         fields = _fields_of(form)
         try:
             if action == "find":
-                check_key(fields.get("key", ""))
+                await check_key(self._limiter, fields.get("key", ""))
                 key = key_of(fields["key"], fields.get("value"))
                 if not isinstance(key, str):  # of a value, which may be secret
                     key = self._limiter.key_for(key)
