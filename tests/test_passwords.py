@@ -1,5 +1,6 @@
 """No message shows a password, in whatever wrong way an address is given; and objects that hide addresses are taken."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,19 +12,24 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import redis.asyncio
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pydantic import AnyUrl, RedisDsn, Secret, SecretBytes, SecretStr, TypeAdapter
 from starlette.datastructures import URL
 from starlette.datastructures import Secret as StarletteSecret
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, StoreError
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreError
 from slidegate.core import Event
 from slidegate.core.errors import quoted
-from slidegate.core.logs import logger
+from slidegate.core.logs import logger, safe_text
 from slidegate.dashboard import Dashboard
 from slidegate.ops.cli import run
+from slidegate.ops.cli.main import one_line
+from slidegate.ops.explain import facts_of
+from slidegate.ops.statistics import Statistics
 from slidegate.stores.redis import RedisStore
+
+from .asgi import hello, statuses
 
 PASSWORD = "s3cretpw"
 ADDRESS = f"redis://:{PASSWORD}@localhost:6379/0"
@@ -156,6 +162,33 @@ def test_no_command_shows_the_password_that_it_is_given_in_a_wrong_place(
         assert PASSWORD not in said.out + said.err
 
 
+WORD = st.from_regex(r"[a-z0-9{}_.@/-]{0,6}(:[a-z0-9{}_.@-]{0,6}){0,2}", fullmatch=True)
+TEXT = st.lists(WORD, min_size=1, max_size=4).map(" ".join)
+
+
+@given(TEXT, TEXT, WORD.filter(lambda word: word[:1].isalnum()))
+@example('{"@timestamp":"2025-01-13T09:58:13Z"}', "noc@example.org", "user:ann@example.org")
+@example("GET http://example.org/@ann HTTP/1.1", "contact: noc@example.org", "user::42@example.org")
+@example('{"url":"http://example.org","mail":"a@b"}', "/{id:integer}/@{user}", "long:1@b")
+def test_a_message_keeps_the_words_of_what_is_no_address(log: str, listed: str, key: str) -> None:
+    lines = [f"line 1 of 'a.log': it contains no time: {log}", f"a.netset, line 2: {listed}", f"{key} has no ban"]
+    for line in [" ".join(line.split()) for line in lines]:
+        assume(not re.search(r"(?<!\S)\W*:\S*@|[:/]/[^/\s]*[:@]", line.replace("http://", "")))
+        error = ConfigurationError(line)
+        assert str(error) == one_line(error) == str(StoreError(line)) == Event("store_failed", line).message == line
+        assert safe_text(f"/{key}") == repr(f"/{key}")
+
+
+async def test_who_has_an_address_as_a_name_is_found_by_it_in_refusals() -> None:
+    limiter, name = Limiter(), "user:ann@example.org"
+    rules = [Rule("*", "1/hour", key=lambda request: name)]
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=rules)
+    statistics = Statistics.of(limiter)
+    assert await statuses(app, 2) == [200, 429]
+    await statistics.publish()
+    assert [event.details["key"] for event in (await facts_of(limiter, name)).refusals or ()] == [name]
+
+
 def test_no_event_and_no_line_of_the_log_shows_the_password_of_an_address(caplog: pytest.LogCaptureFixture) -> None:
     text = f"it cannot connect to {ADDRESS}: why"
     assert PASSWORD not in Event("store_failed", text).message
@@ -163,6 +196,14 @@ def test_no_event_and_no_line_of_the_log_shows_the_password_of_an_address(caplog
     logger.error(text)
     assert PASSWORD not in caplog.text
     assert caplog.text.count("redis://***@localhost:6379/0: why") == 1
+
+
+@given(st.sampled_from(["redis://", "reddis://u", "x=redis://", "'redis:/", "(//", "':", ":", "--:"]), TEXTS, TEXTS)
+def test_no_message_shows_the_password_of_an_address_in_it(begins: str, before: str, after: str) -> None:
+    for text in (before, after):
+        assume(not re.search(r"[\s/\"]", text))
+    text = f"it cannot connect to {begins}:{before}{PASSWORD}{after}@localhost:6379/0'): why @all"
+    assert PASSWORD not in str(StoreError(text))
 
 
 # -- objects that are taken --------------------------------------------------------------------------------------------

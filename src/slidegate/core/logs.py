@@ -8,7 +8,7 @@ code that logs such a text passes it through `escaped`. Tracebacks are Python's 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 from .passwords import without_addresses, without_passwords
@@ -37,13 +37,15 @@ def _printable(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def safe_text(value: object, how: Callable[[object], str] = repr) -> str:
-    """Return the `repr` or `str` of a value without passwords, or a placeholder with its type if that raises.
+def safe_text(value: object, *, is_message: bool = False) -> str:
+    """Return the `repr` of a value, or the text of a message, without passwords; if that raises, a word on its type.
 
     The objects of drivers and users that appear in reports must not make the report fail.
     """
     try:
-        return without_passwords(how(value))
+        if is_message:
+            return without_addresses(str(value))
+        return without_passwords(repr(value))
     except Exception as error:
         return f"<{type(value).__name__} that cannot be written: {type(error).__name__}>"
 

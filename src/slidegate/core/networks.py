@@ -47,7 +47,7 @@ class Networks:
     """The first and the last addresses of the ranges, by version (4 or 6)."""
 
     def __init__(self, networks: Iterable[object] = ()) -> None:
-        texts = (safe_text(network, str) for network in networks)
+        texts = (safe_text(network, is_message=True) for network in networks)
         self._merge(map(parse_network, texts))
 
     @classmethod

@@ -1,8 +1,9 @@
 """Passwords in values and texts: how messages leave them out, and how to read them from the objects that hide them.
 
 An address such as ``redis://user:password@host`` may be given in any wrong way: as bytes, in a list, as a path, without
-its scheme. A message quotes the value, so each text that is quoted, raised, emitted as an event or logged passes
-through one of the two functions here. In doubt they hide too much.
+its scheme. A message quotes the value, so each value passes through one of the two functions here, which in doubt hides
+too much, and each message that is raised, emitted as an event, logged or shown through the other, which keeps the texts
+of logs, lists, paths and keys: there, ``user:ann@example.org`` is a key, and ``/@{user}/{id:int}`` a path.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ _NAMED: Final = re.compile(
     (?: b? '(?:[^'\\]|\\.)*' | b? "(?:[^"\\]|\\.)*" | [^\s,;&)\]}}>'"]+ )"""
 )
 _IN_VALUE: Final = re.compile(":/*|//")
-_IN_WORD: Final = re.compile(r""":/+|//|(?<![\w"']):""")
-_WORD: Final = re.compile(r"\S+")
+_PATH: Final = re.compile("['\"]?/[^/]")
 HIDDEN: Final = "***"
+_IN_MESSAGE: Final = re.compile(
+    r"""(?x) (://) [^\s/"]* @  # redis://user:password@host
+    | ((?<=[:/])/) [^\s/"@:]* : [^\s/"]* @  # redis:/user:password@host, //user:password@host
+    | (?<!\S) ([^\w\s:@]* :) \S* @  # ':password@host'"""
+)
+"""Each alternative ends in the word in which it begins, and begins anew where the last one has ended: other patterns
+take time in proportion to the square of a text of colons."""
 
 
 class SecretText(Protocol):
@@ -42,29 +49,21 @@ AnySecret: TypeAlias = str | bytes | SecretText
 
 
 def without_passwords(text: str) -> str:
-    """Return how a user's value is written, without what may be a password: for texts in which only a value stands."""
-    return _NAMED.sub(rf"\1{HIDDEN}", _without_user(text, _IN_VALUE))
+    """Return how a user's value is written, without what may be a password: for texts in which only a value stands.
+
+    What is between the first place where an address begins and the last ``@`` is left out. No address begins with one
+    slash, as paths do.
+    """
+    at = text.rfind("@")
+    match = _IN_VALUE.search(text, 0, max(at, 0))
+    if match is not None and not _PATH.match(text):
+        text = f"{text[: match.end()]}{HIDDEN}{text[at:]}"
+    return _NAMED.sub(rf"\1{HIDDEN}", text)
 
 
 def without_addresses(text: str) -> str:
-    """Return a whole message without the users and passwords of addresses in it."""
-    if "@" not in text:
-        return text
-    return _WORD.sub(lambda word: _without_user(word[0], _IN_WORD), text)
-
-
-def _without_user(text: str, begins: re.Pattern[str]) -> str:
-    """Return a text without what is between the first place where an address begins and the last ``@``.
-
-    A pattern for the whole would take time in proportion to the square of a text of colons.
-    """
-    at = text.rfind("@")
-    if at <= 0:
-        return text
-    match = begins.search(text, 0, at)
-    if match is None:
-        return text
-    return f"{text[: match.end()]}{HIDDEN}{text[at:]}"
+    """Return a whole message without the users and passwords of addresses in it; it keeps all other texts."""
+    return _IN_MESSAGE.sub(rf"\1\2\3{HIDDEN}@", text)
 
 
 def revealed(value: Any) -> Any:

@@ -219,7 +219,7 @@ class History:
             self._write_count += 1
         except StoreError as error:
             text = escaped(f"{action.kind} {action.target} by {action.by}")
-            logger.warning("the history lacks an action (%s): %s", text, escaped(safe_text(error, str)))
+            logger.warning("the history lacks an action (%s): %s", text, escaped(safe_text(error, is_message=True)))
 
     async def latest(self) -> list[Action]:
         """Return the latest actions, the last one first; those that this version cannot read are left out.

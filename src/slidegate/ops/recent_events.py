@@ -104,5 +104,5 @@ def _entry_of_refusal(outcome: Outcome, refusal: Decision) -> dict[str, Any]:
 def _entry(kind: str, message: str, time_us: int, details: Mapping[str, object]) -> dict[str, Any]:
     texts: dict[str, str] = {}
     for name, value in islice(details.items(), MAX_DETAILS):
-        texts[name] = safe_text(value, str)[:MAX_DETAIL]
+        texts[name] = safe_text(value, is_message=True)[:MAX_DETAIL]
     return {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}

@@ -34,7 +34,7 @@ from ... import (
 )
 from ...core import compiled
 from ...core.logs import escaped, logger, safe_text
-from ...core.passwords import without_passwords
+from ...core.passwords import without_addresses
 from ..replay import nothing
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,7 +89,7 @@ def run_program(arguments: Sequence[str] | None) -> int:
     text = io.StringIO()
     failure.show(text)
     for line in text.getvalue().splitlines():
-        note(without_passwords(line))  # click quotes arguments
+        note(without_addresses(line))  # click quotes arguments
     return failure.exit_code
 
 
@@ -140,7 +140,7 @@ def time_of(unix_s: float) -> str:
 
 def one_line(error: BaseException) -> str:
     """Return the message of an error as one printable line; for an `OSError`, with the file name."""
-    text = safe_text(error, str)
+    text = safe_text(error, is_message=True)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
         if error.filename:
