@@ -65,7 +65,7 @@ SEAMS = {
     "slidegate.core.exceeded": {"RateLimitExceeded"},
     **dict.fromkeys(
         f"slidegate.core.{name}"
-        for name in ["arguments", "durations", "errors", "limits", "logs", "passwords", "stored"]
+        for name in ["arguments", "durations", "errors", "limits", "logs", "options", "passwords", "stored"]
     ),
 }
 """Further modules that it may import, with the names; None for all public ones: texts, and checks of arguments."""

@@ -27,9 +27,10 @@ import anyio
 
 from ._pauses import read_pause_us
 from .core import AnyLimit, ConfigurationError, Event, Reason, SlidegateError, parse_duration_us, parse_limits
-from .core.arguments import check_name, check_whole, names_checked
+from .core.arguments import check_name, check_whole
 from .core.errors import quoted
 from .core.exceeded import RateLimitExceeded
+from .core.options import options_checked
 from .limiter import Limiter
 
 GITHUB_STATUSES: Final = (403, 429, 503)
@@ -81,7 +82,7 @@ class _Outbound(Generic[Request, Response]):
     _client: ClassVar[Client]
     """The client that they are for."""
 
-    @names_checked
+    @options_checked
     def __init__(
         self,
         *,

@@ -93,7 +93,7 @@ class Player:
                 return self.runner.run(self.stage.answer(rest))
             return self._value(rest)
         except (SlidegateError, TypeError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
+            return re.sub(r" at 0x\w+", "", f"{type(error).__name__}: {error}")
 
     def _load(self, written: str) -> str:
         (self.terminal.home / "main.py").write_text(f"{HEAD}\n{written}", "utf-8")

@@ -1,16 +1,14 @@
 """Checks of users' arguments: unknown option names, names, whole numbers and texts.
 
-Users of other libraries try the option names they know. `_EQUIVALENTS` maps the most frequent of these names to hints,
+Users of other libraries try the option names they know. `EQUIVALENTS` maps the most frequent of these names to hints,
 which every class gives alike; the documentation of migrations lists all of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from functools import wraps
-from inspect import signature
-from typing import Final, ParamSpec
+from collections.abc import Iterable
+from typing import Final
 
 from .errors import ConfigurationError, closest, quoted
 
@@ -18,9 +16,7 @@ MAX_NAME: Final = 64
 """The most characters of a name."""
 _NAME: Final = "(?! )[ -9<-~]+(?<! )"
 
-_P = ParamSpec("_P")
-
-_EQUIVALENTS: Final[dict[tuple[str, ...], str]] = {
+EQUIVALENTS: Final[dict[tuple[str, ...], str]] = {
     ("key_func", "identifier"): (
         'write key=header("X-API-Key"), or key=function, at a Rule or a RateLimit; addresses are counted without it'
     ),
@@ -44,45 +40,17 @@ _EQUIVALENTS: Final[dict[tuple[str, ...], str]] = {
         "write on_refused=function at RateLimitMiddleware; it makes the answer from the request and the decision"
     ),
     ("trusted_proxies", "trusted"): 'write client=client_ip(trusted=["10.0.0.0/8"]) at RateLimitMiddleware',
-    ("whitelist", "blacklist"): ('write allowlist=Networks(["192.0.2.0/24"]), or blocklist=, at RateLimitMiddleware'),
+    ("whitelist", "blacklist"): ('write allowlist=["192.0.2.0/24"], or blocklist=, at RateLimitMiddleware'),
     ("threshold", "max", "maxretry"): 'write after="20/10m" at a BanPolicy',
 }
 """The most frequent options of other libraries, with hints to the equivalent option of slidegate."""
-_OWNERS: Final[dict[str, list[str]]] = {}
-"""The classes that have each option."""
-
-
-def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap an `__init__` so that its error about an unknown option suggests the right one."""
-    kind = init.__qualname__.partition(".")[0]
-    _, *accepted = signature(init).parameters
-    if not kind.startswith("_"):
-        for option in accepted:
-            _OWNERS.setdefault(option, []).append(kind)
-
-    @wraps(init)
-    def checked(*args: _P.args, **options: _P.kwargs) -> None:
-        for option in options:
-            if option not in accepted:
-                raise ConfigurationError(f"{type(args[0]).__name__}: {misplaced_option(option, accepted)}")
-        init(*args, **options)
-
-    return checked
 
 
 def unknown_option(option: str, accepted: Iterable[str]) -> str:
     """Return the text of an error about an unknown option, which suggests the right one."""
-    replacement = next((text for names, text in _EQUIVALENTS.items() if option in names), None)
+    replacement = next((text for names, text in EQUIVALENTS.items() if option in names), None)
     hint = closest(option, accepted) if replacement is None else f"; {replacement}"
     return f"unknown option {quoted(option)}{hint}"
-
-
-def misplaced_option(option: str, accepted: Iterable[str]) -> str:
-    """Return the text of an error about an option that a class does not have; it names those that have it."""
-    owners = sorted(_OWNERS.get(option, []))
-    if not owners or any(option in names for names in _EQUIVALENTS):
-        return unknown_option(option, accepted)
-    return f"unknown option {quoted(option)}; write it at {' or '.join(owners)}"
 
 
 def check_name(name: object, option: str, most: int = MAX_NAME) -> str:
@@ -112,13 +80,3 @@ def check_whole(value: object, low: int, high: int, option: str, example: str) -
             f"expected a whole number from {low} to {high}, {example}, not {quoted(value)}", option
         )
     return value
-
-
-def expect_text(option: str, value: object, example: str) -> None:
-    """Check that `value` is None or text.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    if value is not None and not isinstance(value, str):
-        raise ConfigurationError(f"expected str, for example {example}, not {quoted(value)}", option)

@@ -13,9 +13,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from heapq import merge
 from itertools import islice
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from .addresses import AddressRange, parse_address, parse_network
+from .errors import ConfigurationError, quoted
 from .logs import safe_text
 
 _RUN: Final = 4_096
@@ -47,6 +48,8 @@ class Networks:
     """The first and the last addresses of the ranges, by version (4 or 6)."""
 
     def __init__(self, networks: Iterable[object] = ()) -> None:
+        if isinstance(networks, str):  # which would be a list of letters
+            raise ConfigurationError(f'expected a list such as ["192.0.2.0/24"], not {quoted(networks)}', "networks")
         texts = (safe_text(network, is_message=True) for network in networks)
         self._merge(map(parse_network, texts))
 
@@ -139,6 +142,20 @@ class Networks:
                 starts.append(first)
                 ends.append(last)
         self._ranges = merged
+
+
+AnyNetworks: TypeAlias = Networks | Iterable[object]
+"""Networks as options take them."""
+
+
+def networks_of(networks: Any, option: str) -> Any:
+    """Return a list of networks as a set; a set stays, as it may follow a file, and so does None."""
+    if networks is None or isinstance(networks, Networks):
+        return networks
+    try:
+        return Networks(networks)
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error), option) from None
 
 
 def _in_order(ranges: Iterable[AddressRange]) -> Iterator[AddressRange]:

@@ -19,10 +19,11 @@ from typing import Any, Final, TypeVar
 
 from .._watcher import FileVersion, FollowedFile, read_whole, version_of
 from ..core.addresses import network_of
-from ..core.arguments import check_whole, expect_text, unknown_option
+from ..core.arguments import unknown_option
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import escaped
+from ..core.options import checked_value
 from ..core.passwords import without_passwords
 from ..core.quotas import Quota
 from ..limiter import Limiter
@@ -53,10 +54,6 @@ OPTIONS: Final = (
 OF_FUNCTIONS: Final = ("cost_max", "fallback_limits")
 """The options of a rule that belong to functions, which a file has not."""
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans", "blocklist", "messages"})
-_FLAGS: Final = (
-    *("enabled", "exempt", "final", "shadow", "block", "count_denied", "ban_private", "validated", "wide", "private"),
-)
-"""What is true or false, in whichever table."""
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
 MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     **keys.SENT_BY_NAME,
@@ -117,8 +114,6 @@ class ConfigReader:
             "fair": self._key_or_client,
             "when": self._condition,
             "is_in": lambda values: _listed(values, 'a list such as ["NL"]'),
-            "count_if": _one_of,
-            **dict.fromkeys(_FLAGS, _flag),
             (BanPolicy, "exempt"): lambda value: self._list(value, "exempt"),
         }
         self.of_limiter: dict[str, Any] = dict(OF_LIMITER)
@@ -197,7 +192,7 @@ class ConfigReader:
         """Return an argument from the value of a key, which is written alike in every table that has no own way."""
         reader = self._readers.get((call, name)) or self._readers.get(name)
         if reader is None:
-            return value
+            return checked_value(name, value)
         with about(name):
             return reader(value)
 
@@ -302,9 +297,7 @@ class ConfigReader:
         """Return trusted proxies as code has them: the name of a file stands for its networks."""
         if isinstance(value, str):
             return self._list(value)
-        if isinstance(value, int):
-            return value
-        return _listed(value, 'networks such as ["10.0.0.0/8"], a file, or the number of proxies')
+        return value
 
     def _list(self, value: object, role: str = "") -> Networks:
         """Return networks that are written in the configuration, or those of a file.
@@ -325,7 +318,6 @@ class ConfigReader:
         self, path: object, *, wide: bool = False, private: bool = False, service: str | None = None, role: str
     ) -> Networks:
         """Return the networks of a file beside the configuration."""
-        expect_text("service", service, '"ROUTE53_HEALTHCHECKS"')
         kind = partial(ListFile, wide=wide, private=private, service=service, role=role)
         return self._open(kind, path, _NETSET).networks
 
@@ -342,13 +334,6 @@ def _header_style(style: object) -> object:
     if style == "none":
         return None
     return style
-
-
-def _flag(value: object) -> bool:
-    """Return a value that is true or false; any other text, such as "no", would count as true."""
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"expected true or false, not {quoted(value)}")
-    return value
 
 
 def _listed(value: object, expected: str) -> list[Any]:
@@ -376,13 +361,3 @@ def _parsed(content: bytes) -> dict[str, Any]:
         return tomllib.loads(content.decode("utf-8-sig"))
     except ValueError as error:  # not UTF-8, not TOML, or a number with more digits than Python parses
         raise ConfigurationError(f"not TOML: {escaped(str(error), MAX_SHOWN)}") from None
-
-
-def _one_of(statuses: object) -> Callable[[int], bool]:
-    """Return the function that says whether a response counts, given the statuses that do."""
-    listed = _listed(statuses, "a list of statuses such as [401, 403]")
-    for status in listed:
-        check_whole(status, 100, 599, "", "for example 401")
-    if not listed:
-        raise ConfigurationError("expected statuses such as [401, 403], not an empty list")
-    return frozenset(listed).__contains__

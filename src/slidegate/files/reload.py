@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .._watcher import FollowedFile
 from ..core.errors import ConfigurationError, quoted
+from ..core.options import checked_value
 from ..limiter import Limiter
 from ..web.broken import FailsAtStartup, fail_startup, place_of
 from ..web.finding import Finding
@@ -77,8 +78,8 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         self._place = place_of(app)
         super().__init__(str(path), "")
         self.file = Path(path)
-        limiter = options.get("limiter")
-        self._code: dict[str, Any] = {"on_refused": options.get("on_refused")}
+        limiter = checked_value("limiter", options.get("limiter"))
+        self._code: dict[str, Any] = {"on_refused": checked_value("on_refused", options.get("on_refused"))}
         if limiter is not None:
             self._code["limiter"] = limiter
         reader = ConfigReader(self.file, self._code)

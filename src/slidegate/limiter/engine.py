@@ -31,7 +31,7 @@ from ..stores.system_clock import SYSTEM, SystemClock, system_us
 from .aio import answer_of, finish, in_background, on_asyncio, to_the_end, within
 from .bans import NetworkLookup
 from .callers import BucketCaller, Caller, Callers, Owners, living
-from .failover import Failover, OnError, check_failure_policy
+from .failover import Failover, OnError, deadline_us_of
 from .keys import Keys
 from .observers import AnyObserver, ObserverHub
 from .overrides import Overrides
@@ -89,8 +89,7 @@ class Engine:
         closed: Whether all queries raise `StoreUnavailable`.
 
     Raises:
-        ConfigurationError: The secret, the deadline or `on_error` is invalid, or another limiter of the store has
-            another secret.
+        ConfigurationError: The secret or the deadline is invalid, or another limiter of the store has another secret.
     """
 
     counting: ClassVar[bool] = True
@@ -106,7 +105,7 @@ class Engine:
     ) -> None:
         self.store = store
         self.networks = networks
-        deadline_us, choice = check_failure_policy(deadline, on_error)
+        deadline_us = deadline_us_of(deadline)
         self.unix_us, self.clock = _clocks_of(store)
         self.observers = ObserverHub(self.unix_us, observers)
         self.emit = self.observers.emit
@@ -116,7 +115,7 @@ class Engine:
         if isinstance(store, MemoryStore):  # which never waits or fails
             self._memory = store
         else:
-            self.failover = Failover(store, deadline_us, choice, self.emit)
+            self.failover = Failover(store, deadline_us, on_error, self.emit)
         self.per_process = self._memory is not None
         self.keys = Keys(secret)
         if isinstance(store, NamesKeys):

@@ -30,7 +30,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.durations import parse_duration_us
-from ..core.errors import ConfigurationError, StoreReadOnly, StoreUnavailable, closest, quoted
+from ..core.errors import ConfigurationError, StoreReadOnly, StoreUnavailable
 from ..core.events import Event
 from ..core.reservation import Reservation
 from ..core.store import Clock, ReportsLateAnswers, Store
@@ -52,27 +52,13 @@ _MISTAKES: Final = (ConfigurationError, StoreReadOnly)
 """The errors of a caller, which are no failures of the store."""
 
 
-def check_failure_policy(deadline: Any, on_error: object) -> tuple[int, OnError]:
-    """Return a deadline in microseconds, and an `on_error`.
+def deadline_us_of(deadline: Any) -> int:
+    """Return a deadline in microseconds.
 
     Raises:
-        ConfigurationError: One of them is invalid.
+        ConfigurationError: It is invalid.
     """
-    return parse_duration_us(deadline, "deadline", 1_000, 60_000_000, "50ms"), check_on_error(on_error)
-
-
-def check_on_error(on_error: object) -> OnError:
-    """Validate an `on_error`, and return it.
-
-    Raises:
-        ConfigurationError: It is not one of the three values.
-    """
-    if on_error not in STRICTEST_FIRST:
-        similar = closest(on_error, STRICTEST_FIRST)
-        raise ConfigurationError(
-            f'expected one of "local", "allow", "deny", not {quoted(on_error)}{similar}', "on_error"
-        )
-    return on_error
+    return parse_duration_us(deadline, "deadline", 1_000, 60_000_000, "50ms")
 
 
 class Failover:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
-from ..core.arguments import check_name, check_whole, names_checked
+from ..core.arguments import check_name, check_whole
 from ..core.bans.ban import Ban, BanSubject, clean_reason
 from ..core.bans.policy import BanPolicy, may_ban
 from ..core.buckets import Bucket, Check
@@ -19,6 +19,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limit_texts import parse_limits
 from ..core.limits import AnyLimit
 from ..core.memo import remember
+from ..core.options import checked_value, options_checked
 from ..core.passwords import AnyAddress, AnySecret
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
@@ -28,7 +29,7 @@ from .callers import BucketCaller
 from .commands import Commands
 from .decorator import Limited, LimitedKey
 from .engine import Engine
-from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
+from .failover import DEADLINE, ON_ERROR, OnError, deadline_us_of
 from .inspect import KeyView, read_keys
 from .keys import AnyKey, Limits, read_secret
 from .named_limits import NamedLimit
@@ -80,7 +81,7 @@ class Limiter(Commands):
             another value is invalid.
     """
 
-    @names_checked
+    @options_checked
     def __init__(
         self,
         store: Store | None = None,
@@ -134,7 +135,8 @@ class Limiter(Commands):
         from ..stores.open_store import open_store  # most limiters are created from a store object
 
         # What the constructor checks, too: before a store is opened, which may create files.
-        check_failure_policy(options.get("deadline", DEADLINE), options.get("on_error", ON_ERROR))
+        checked_value("on_error", options.get("on_error", ON_ERROR), "Limiter")
+        deadline_us_of(options.get("deadline", DEADLINE))
         read_secret(options.get("secret"))
         return cls(open_store(url, read_only=read_only, create=create), **options)
 

@@ -23,6 +23,7 @@ from ..core import networks as core
 from ..core.addresses import AddressRange, parse_network
 from ..core.errors import ConfigurationError, quoted
 from ..core.networks import ADDRESSES
+from ..core.options import options_checked
 from ..core.passwords import without_passwords
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Networks(core.Networks):
     file: ListFile | None = None
 
     @classmethod
+    @options_checked
     def from_file(
         cls, path: str | PathLike[str], *, wide: bool = False, private: bool = False, service: str | None = None
     ) -> Networks:

@@ -17,6 +17,7 @@ from typing import Final
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError, closest, quoted
+from ..core.options import options_checked
 from ..limiter import Limiter
 from ..web.keys import Key, KeyCondition
 
@@ -134,6 +135,7 @@ def _decoded(value: bytes) -> str | None:
         return None
 
 
+@options_checked
 def mcp_tool(*names: str, validated: bool = False) -> McpTool:
     """Count each tool of an MCP server: ``combine(user, mcp_tool("search", "export", validated=True))``.
 

@@ -16,7 +16,7 @@ unclosed quote from the client cannot hide the entries that proxies have appende
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -34,7 +34,8 @@ from ..core.addresses import (
 )
 from ..core.arguments import check_whole
 from ..core.errors import ConfigurationError
-from ..core.networks import Networks
+from ..core.networks import AnyNetworks, Networks, networks_of
+from ..core.options import options_checked
 from ..limiter import MAX_KEY_BYTES, Limiter
 from .headers import field_value
 from .keys import Key, check_token
@@ -146,8 +147,9 @@ def peer_of(scope: Scope) -> str | None:
     return host
 
 
+@options_checked
 def client_ip(
-    trusted: Networks | Iterable[str] | int = (),
+    trusted: AnyNetworks | int = (),
     *,
     header: str = "x-forwarded-for",
     ipv4_prefix: int = 32,
@@ -171,19 +173,14 @@ def client_ip(
     Raises:
         ConfigurationError: A network is invalid, the networks cover most addresses, or a value is out of range.
     """
-    hops, is_unix = 0, False
+    hops = 0
     if isinstance(trusted, int):
         hops = check_whole(trusted, 1, MAX_HOPS, "trusted", "the number of your proxies")
-        networks = Networks()
-    elif isinstance(trusted, Networks):
-        networks = trusted
-    else:
-        entries = list(trusted)
-        is_unix = UNIX in entries
-        try:
-            networks = Networks(entry for entry in entries if entry != UNIX)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{error}; {_EXAMPLE}", "trusted") from None
+        trusted = ()
+    is_unix = UNIX in trusted
+    if not isinstance(trusted, Networks):
+        trusted = [entry for entry in trusted if entry != UNIX]
+    networks = networks_of(trusted, "trusted")
     if networks.covers_most():
         raise ConfigurationError(
             "these networks cover most addresses, so any client could forge its address; list your proxies, "

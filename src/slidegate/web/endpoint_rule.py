@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 from copy import copy
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ..core.arguments import misplaced_option
 from ..core.errors import ConfigurationError
+from ..core.options import misplaced_option
 from .client_ip import ClientAddress
 from .keys import parts_of
 from .routes import definition_of
@@ -35,7 +35,7 @@ class EndpointOptions(TypedDict, total=False):
     cost: int | CostFunction
     cost_max: int | None
     unit: str | None
-    count_if: CountIf | None
+    count_if: CountIf | Iterable[int] | None
     count_denied: bool
     shadow: bool
     wait: str | timedelta | None

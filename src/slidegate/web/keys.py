@@ -17,9 +17,9 @@ from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.arguments import expect_text
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.logs import Throttle, logger
+from ..core.options import options_checked
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from .paths import spelled_value
@@ -231,6 +231,7 @@ def cookie(name: str) -> Value:
     return Value(f"cookie:{name}", read, utf8)
 
 
+@options_checked
 def query(name: str) -> Value:
     """Count each value of a query parameter, digested: the value that `request.query_params[name]` returns.
 
@@ -240,7 +241,6 @@ def query(name: str) -> Value:
     Raises:
         ConfigurationError: The name is no text.
     """
-    expect_text("query", name, '"page"')
 
     def read(scope: Scope) -> bytes:
         text = scope.get("query_string") or b""
@@ -251,6 +251,7 @@ def query(name: str) -> Value:
     return Value(f"query:{name}", read, utf8)
 
 
+@options_checked
 def path_param(name: str) -> Value:
     """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
 
@@ -263,7 +264,6 @@ def path_param(name: str) -> Value:
     Raises:
         ConfigurationError: The name is no text.
     """
-    expect_text("path_param", name, '"tenant"')
 
     def read(scope: Scope) -> bytes:
         value = scope.get("path_params", {}).get(name)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.arguments import names_checked
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.decision import Decision
-from ..core.networks import Networks
+from ..core.networks import AnyNetworks
+from ..core.options import options_checked
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
@@ -72,8 +72,8 @@ class RateLimitMiddleware(FailsAtStartup):
             ``header("X-API-Key")``. The default is `client`.
         limiter: The limiter that counts. The default is a new one in memory.
         client: Determines the client's address, which is the default key of rules and is checked against the lists.
-        blocklist: `Networks` that get a 403 before anything is counted.
-        allowlist: `Networks` that are neither refused nor counted. It is checked before the blocklist.
+        blocklist: Networks that get a 403 before anything is counted: ``["192.0.2.0/24"]``, or `Networks`.
+        allowlist: Networks that are neither refused nor counted. It is checked before the blocklist.
         bans: The ban policy for abusive clients, or several policies with distinct names.
         on_refused: A sync or async function that builds the response to a refused HTTP request from the request
             (without its body) and the decision, whose `status` is that of the default response. It returns None for
@@ -115,7 +115,7 @@ class RateLimitMiddleware(FailsAtStartup):
     _is_within = False
     """Whether it is at a route or a mount, below what answers the exceptions of an application."""
 
-    @names_checked
+    @options_checked
     def __init__(
         self,
         app: ASGIApp,
@@ -126,8 +126,8 @@ class RateLimitMiddleware(FailsAtStartup):
         key: Key | KeyFunction | None = None,
         limiter: Limiter | None = None,
         client: ClientAddress | None = None,
-        blocklist: Networks | None = None,
-        allowlist: Networks | None = None,
+        blocklist: AnyNetworks | None = None,
+        allowlist: AnyNetworks | None = None,
         bans: BanPolicy | Iterable[BanPolicy] | None = None,
         on_refused: OnRefused | None = None,
         headers: HeaderStyles | None = "draft",

@@ -83,7 +83,7 @@ class RulePath:
 
     __slots__ = ("_exact", "convertors", "path", "takes")
 
-    def __init__(self, path: object, option: str = "path", *, is_trap: bool = False) -> None:
+    def __init__(self, path: str, option: str = "path", *, is_trap: bool = False) -> None:
         self.path = _reachable(path, option)
         try:
             self._exact, _, self.convertors = compile_path(self.path)
@@ -110,9 +110,9 @@ class RulePath:
         return values
 
 
-def _reachable(path: object, option: str) -> str:
+def _reachable(path: str, option: str) -> str:
     """Return a path if requests can have it: it must be decoded, without query, fragment and stray braces."""
-    if not isinstance(path, str) or not path.startswith("/"):
+    if not path.startswith("/"):
         raise ConfigurationError(
             f'expected a path such as "/items/{{id}}", or "*" alone for all, not {quoted(path)}', option
         )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.errors import ConfigurationError
-from ..core.networks import Networks
+from ..core.networks import Networks, networks_of
 from ..limiter import Limiter
 from .blocklist import Blocklist
 from .callbacks import UserCallbacks
@@ -71,8 +71,8 @@ class Policy:
         key: Key | KeyFunction | None = None,
         limiter: Limiter | None = None,
         client: ClientAddress | None = None,
-        blocklist: Networks | None = None,
-        allowlist: Networks | None = None,
+        blocklist: Any = None,
+        allowlist: Any = None,
         bans: BanPolicy | Iterable[BanPolicy] | None = None,
         on_refused: OnRefused | None = None,
         headers: HeaderStyles | None = "draft",
@@ -80,6 +80,7 @@ class Policy:
         name: str | None = None,
         owner: object,
     ) -> None:
+        blocklist, allowlist = networks_of(blocklist, "blocklist"), networks_of(allowlist, "allowlist")
         self.limiter = limiter or Limiter()
         if self.limiter.store.is_read_only:
             raise ConfigurationError(

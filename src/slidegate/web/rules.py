@@ -11,15 +11,15 @@ from copy import copy
 from datetime import timedelta
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from ..core.arguments import check_name, check_whole, names_checked
+from ..core.arguments import check_name, check_whole
 from ..core.concurrency import Concurrency
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limit_texts import parse_limits
 from ..core.limits import MAX_AMOUNT, AnyLimit
+from ..core.options import options_checked
 from ..limiter import check_cost
-from ..limiter.failover import OnError, check_on_error
-from .clients import client_key
+from ..limiter.failover import OnError
 from .keys import Key, KeyCondition, KeyFunction, path_parameters
 from .paths import RulePath
 from .routes import text_of_methods
@@ -92,9 +92,9 @@ class Rule:
         cost_max: The most units that the cost function charges, whatever it returns, and the cost if it fails; by
             default, and at most, the smallest amount of the limits, because a request that costs more can never pass.
         unit: What the limits count if not requests, for example ``"tokens"``; shown in header fields.
-        count_if: Count only requests with certain responses, for which it returns True, not False:
-            ``lambda status: status == 401``. The cost is reserved first and refunded when the response starts, so
-            concurrent requests cannot exceed the bound.
+        count_if: Count only requests with certain responses: statuses, ``[401, 403]``, or a function of the status that
+            returns True or False, ``lambda status: status == 401``. The cost is reserved first and refunded when the
+            response starts, so concurrent requests cannot exceed the bound.
         count_denied: Count refused requests as well: a client that keeps sending stays refused.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused, in arrival
             order for each key and process; for a permit at most this long. A request waits in one queue, that of its
@@ -140,7 +140,7 @@ class Rule:
         ConfigurationError: An option is invalid, or options cannot be combined.
     """
 
-    @names_checked
+    @options_checked
     def __init__(
         self,
         path: str | Iterable[str],
@@ -155,7 +155,7 @@ class Rule:
         cost: int | CostFunction = 1,
         cost_max: int | None = None,
         unit: str | None = None,
-        count_if: CountIf | None = None,
+        count_if: CountIf | Iterable[int] | None = None,
         count_denied: bool = False,
         wait: str | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
@@ -170,9 +170,7 @@ class Rule:
     ) -> None:
         options = locals()  # as they were given
         self.paths, self.rule_paths = _parsed(path)
-        self.methods = checked_methods(methods)
-        if connection not in (None, "http", "websocket"):
-            raise ConfigurationError(f'expected "http" or "websocket", not {quoted(connection)}', "connection")
+        self.methods = _checked_methods(methods)
         self.connection = connection
         self.when = when
         _check_together({option for option, value in options.items() if _is_set(option, value)})
@@ -184,17 +182,19 @@ class Rule:
         self.limits_function, self.cost_function = None, None
         if callable(limits):
             self.limits_function, limits = limits, fallback_limits
+        self.cost_max = _if_set(check_whole, cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000")
         if callable(cost):
             self.cost_function, cost = cost, cost_max or 1
         self.limits: tuple[AnyLimit, ...] = _if_set(parse_limits, limits) or ()
         self.concurrency = _if_set(Concurrency, concurrency)
         self.key = self._checked_key(key)
         self.cost = check_cost(cost)
-        self.cost_max = _if_set(check_whole, cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000")
         self.unit = _if_set(check_name, unit, "unit")
         self.count_if = count_if
+        if count_if is not None and not callable(count_if):
+            self.count_if = _counts_statuses(count_if)
         self.count_denied = count_denied
-        self.on_error = _if_set(check_on_error, on_error)
+        self.on_error = on_error
         self.wait_us = _if_set(parse_duration_us, wait, "wait") or 0
         self.wait_max = check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
         self.fair = self._checked_key(fair, "fair")
@@ -233,12 +233,6 @@ class Rule:
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
         if isinstance(key, Key):
             self._check_parts(key, option)
-        elif key is not None and not callable(key):
-            expected = 'expected client_ip(), header("X-API-Key") or a function'
-            raise ConfigurationError(f"{expected}, not {quoted(key)}", option)
-        # Called with a request, one of these fails, so that each request would be counted under its address.
-        elif f"{getattr(key, '__module__', '')}".startswith("slidegate.") and key is not client_key:
-            raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
         return key
 
     def _check_parts(self, key: Key, option: str) -> None:
@@ -289,9 +283,9 @@ class Rule:
 
 def _parsed(path: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[RulePath, ...]]:
     """Return paths as they were written, and parsed; parsed none for all."""
-    paths: tuple[str, ...] = (path,)  # type: ignore[assignment]  # `RulePath` checks its type
-    if not isinstance(path, str) and isinstance(path, Iterable):
-        paths = tuple(path)
+    paths = tuple(path)
+    if isinstance(path, str):
+        paths = (path,)
     if not paths:  # which would mean every path
         raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
     if paths == ("*",):
@@ -299,20 +293,25 @@ def _parsed(path: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[RulePath,
     return paths, tuple([RulePath(text) for text in paths])
 
 
-def checked_methods(methods: object) -> frozenset[str] | None:
+def _checked_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     """Return methods in upper case; None for all."""
     if methods is None:
         return None
-    listed: list[Any] = []
-    if isinstance(methods, Iterable) and not isinstance(methods, str):  # which would be a list of letters
-        listed = list(methods)
-    if not listed or not all(isinstance(method, str) and _METHOD.fullmatch(method) for method in listed):
+    if not methods or not all(map(_METHOD.fullmatch, methods)):
         problem = f'expected a list such as ["GET", "POST"], not {quoted(methods)}; omit it for all methods'
         raise ConfigurationError(problem, "methods")
-    names = {method.upper() for method in listed}
+    names = {method.upper() for method in methods}
     if "GET" in names:
         names.add("HEAD")
     return frozenset(names)
+
+
+def _counts_statuses(listed: Iterable[int]) -> CountIf:
+    """Return the function that says whether a response counts, given the statuses that do."""
+    statuses = frozenset([check_whole(status, 100, 599, "count_if", "for example 401") for status in listed])
+    if not statuses:
+        raise ConfigurationError("expected statuses such as [401, 403], not an empty list", "count_if")
+    return statuses.__contains__
 
 
 def _check_together(options: set[str]) -> None:

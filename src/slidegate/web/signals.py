@@ -254,8 +254,6 @@ def _check_key(policy: BanPolicy, client: ClientAddress) -> None:
     key: Any = policy.key
     if key is None:
         key = client
-    if not isinstance(key, Key):
-        raise ConfigurationError(f"expected a built-in key such as header, not {quoted(key)}", "key")
     if any(isinstance(part, Key) and part.shared for part in parts_of(policy.key)):
         raise ConfigurationError(
             f"{policy.key!r} does not identify a client; use client_ip(), header, cookie or user", "key"

@@ -14,12 +14,12 @@ from typing import Final
 
 from starlette.types import Message
 
-from ..core.arguments import names_checked
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.errors import StoreError
 from ..core.limit_texts import parse_limits
 from ..core.limits import AnyLimit
+from ..core.options import options_checked
 from ..limiter.aio import answer_of
 from ..limiter.engine import Engine
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, close_websocket
@@ -44,7 +44,7 @@ class MessageLimits:
         ConfigurationError: The limits are invalid.
     """
 
-    @names_checked
+    @options_checked
     def __init__(self, limits: str | AnyLimit | Iterable[str | AnyLimit]) -> None:
         self.limits = parse_limits(limits)
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from ..addresses import format_network, network_of, prefix_length, resembles_address
-from ..arguments import check_name, check_whole, names_checked
+from ..arguments import check_name, check_whole
 from ..buckets import Bucket
 from ..durations import format_duration, parse_duration_us
 from ..errors import ConfigurationError, InvalidKey, closest, quoted
 from ..limit_texts import parse_limits
 from ..limits import MAX_WINDOW_US, Limit
-from ..networks import Networks
+from ..networks import AnyNetworks, Networks, networks_of
+from ..options import options_checked
 from .ban import ban_key, check_can_exist
 
 MAX_EXACT: Final = 64
@@ -79,7 +80,7 @@ class BanPolicy:
         ConfigurationError: A value is invalid; the message suggests a valid one.
     """
 
-    @names_checked
+    @options_checked
     def __init__(
         self,
         after: str | Limit = "20/10m",
@@ -94,7 +95,7 @@ class BanPolicy:
         shadow: bool = False,
         status: int = 403,
         ban_private: bool = False,
-        exempt: Networks | Iterable[object] = (),
+        exempt: AnyNetworks = (),
         when: Any = None,
     ) -> None:
         self.name = check_name(name, "ban policy name")
@@ -112,9 +113,7 @@ class BanPolicy:
         self.status = status
         self.strikes = Bucket(f"{STRIKES}{name}", [_counting(self.after)])
         """The window of its strikes."""
-        if not isinstance(exempt, Networks):
-            exempt = Networks(exempt)
-        self.exempt = exempt
+        self.exempt: Networks = networks_of(exempt, "exempt")
         self.when = when
         # Set last: from now on the policy is immutable.
         self.ban_private = ban_private
@@ -169,11 +168,7 @@ def _span_us(value: Any, option: str, example: str) -> int:
     return parse_duration_us(value, option, 1_000_000, MAX_WINDOW_US, example)
 
 
-def _check_signals(signals: object) -> Mapping[str | int, Weight]:
-    if not isinstance(signals, Mapping):
-        raise ConfigurationError(
-            f"expected a mapping of signals to weights, for example {_EXAMPLE}, not {quoted(signals)}", "signals"
-        )
+def _check_signals(signals: Signals) -> Mapping[str | int, Weight]:
     checked: dict[str | int, Weight] = {}
     for signal, weight in signals.items():
         name: str | int = signal

@@ -29,8 +29,9 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from ... import ConfigurationError, Limiter
-from ...core.arguments import MAX_NAME, names_checked
+from ...core.arguments import MAX_NAME
 from ...core.logs import Throttle, escaped, logger
+from ...core.options import options_checked
 from ...core.passwords import SecretText, revealed
 from .api import Api, problem_of
 from .page import Page
@@ -88,7 +89,7 @@ class Dashboard:
             another value is invalid.
     """
 
-    @names_checked
+    @options_checked
     def __init__(
         self,
         limiter: Limiter,
