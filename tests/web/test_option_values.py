@@ -141,7 +141,8 @@ NOT_OURS = {("Rule", "fallback_limits"), ("RateLimit", "fallback_limits")}
 async def test_a_value_serves_or_is_an_error_with_the_option_and_an_example(
     kind: str, option: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, make, needs = MAKERS[kind]
+    described, make, needs = MAKERS[kind]
+    is_flag = described is not None and isinstance(signature(described).parameters[option].default, bool)
     for name, value in VALUES.items():
         beside = {**needs.get(option, NEEDED.get(kind, {}))}
         beside.pop(option, None)
@@ -155,6 +156,7 @@ async def test_a_value_serves_or_is_an_error_with_the_option_and_an_example(
                 name
             )
             continue
+        assert isinstance(value(), bool) or not is_flag, (name, "counts as true or false")
         answers = await statuses(app, 2)
         assert {200, 401, 403, 404, 429} >= {*answers}, (name, answers)
         failures = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]

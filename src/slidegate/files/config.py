@@ -19,11 +19,10 @@ from typing import Any, Final, TypeVar
 
 from .._watcher import FileVersion, FollowedFile, read_whole, version_of
 from ..core.addresses import network_of
-from ..core.arguments import unknown_option
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import escaped
-from ..core.options import checked_value
+from ..core.options import checked_value, misplaced_option
 from ..core.passwords import without_passwords
 from ..core.quotas import Quota
 from ..limiter import Limiter
@@ -54,6 +53,14 @@ OPTIONS: Final = (
 OF_FUNCTIONS: Final = ("cost_max", "fallback_limits")
 """The options of a rule that belong to functions, which a file has not."""
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans", "blocklist", "messages"})
+_TABLES: Final[Mapping[str, Collection[str]]] = {
+    "the top of the file": OPTIONS,
+    "[[rules]]": signature(Rule).parameters.keys() - OF_FUNCTIONS,
+    "[bans.NAME]": signature(BanPolicy).parameters,
+    "[client]": signature(client_ip).parameters,
+    "[messages]": signature(MessageLimits).parameters,
+}
+"""Where a key can stand."""
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
 MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     **keys.SENT_BY_NAME,
@@ -171,7 +178,7 @@ class ConfigReader:
     def _options(self, data: dict[str, Any]) -> dict[str, Any]:
         for name in data:
             if name not in OPTIONS:
-                raise ConfigurationError(unknown_option(name, OPTIONS))
+                raise ConfigurationError(misplaced_option(name, OPTIONS, _TABLES))
             if name in OF_LIMITER and "limiter" in self._code:
                 raise ConfigurationError(
                     f"the limiter given in code has its own; remove {name}, or limiter= in code", name
@@ -211,7 +218,7 @@ class ConfigReader:
             names[0] = first
         for name in table:
             if name not in names:
-                raise ConfigurationError(unknown_option(name, names))
+                raise ConfigurationError(misplaced_option(name, names, _TABLES))
         options = {name: self._read(name, value, call) for name, value in table.items()}
         for name, parameter in zip(names, parameters.values(), strict=True):
             if parameter.default is Parameter.empty and name not in options:
