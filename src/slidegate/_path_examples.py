@@ -49,6 +49,8 @@ def filled_for_both(path: str, other: str) -> str | None:
             narrower.append(segment)
         else:
             narrower.append(other_segment)
+    if len(segments) != len(others):  # one has a final slash
+        return None
     return filled("/".join(narrower))
 
 

@@ -3,6 +3,7 @@
 tests/web/scenarios/findings.txt has examples of each message.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
@@ -18,7 +19,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Host, Route
+from starlette.routing import Host, Mount, Route
 
 from slidegate import (
     BanPolicy,
@@ -35,7 +36,8 @@ from slidegate import (
 )
 from slidegate.findings.routes import about_order
 
-from ..asgi import call, hello, page
+from ..asgi import call, hello, page, scope_of
+from ..web.middlewares import with_root
 
 PLENTY = "1000000/minute"
 
@@ -108,7 +110,7 @@ def test_rules_that_decide_nothing_are_reported_and_no_others(drawn: list[tuple[
                 above = [other.rule for other, _ in matches if other is not bound]
                 counts = any(rule.counts and not rule.is_shadow and rule.when is None for rule in above)
                 uncounted.update([] if counts else [bound.rule.label])
-    found = [*about_order(app.policy.rules)]
+    found = [*about_order(app.policy.rules, [])]
     for rule in rules:
         never = any(code == "SG133" and f"rule {rule.label!r} never" in text for code, text in found)
         in_vain = any(code == "SG134" and f"rule {rule.label!r} is exempt" in text for code, text in found)
@@ -178,6 +180,71 @@ async def test_of_an_application_without_mistakes_nothing_is_reported(data: st.D
         for path in ("/health", "/items/7", "/nowhere"):
             await call(around, path)
         assert codes(around) == [], (rules, around.findings)
+
+
+# -- routes: what is found is compared with who answers every request, before and after its advice ---------------------
+
+
+ANSWERED = ["/", "/login", "/login/", "/items/{id}", "/items/{id:int}", "/items/7", "/admin", "/admin/{rest:path}"]
+WRITTEN = [*ANSWERED, "/items/7/", "/items/{x:int}/", "/v1", "/v1/login/", "/v1/{rest:path}", "/logni", "/{rest:path}"]
+ASKED = ["/", "/login", "/items/7", "/items/z", "/admin", "/admin/x"]
+REQUESTS = [*product(["GET", "POST", "PUT"], map("".join, product(["", "/v1"], ASKED, ["", "/"])))]
+OPTIONS = st.sampled_from([*ACTIONS, "limit", "limit", "exempt"])
+ROUTED = st.lists(
+    st.tuples(st.sampled_from(ANSWERED), st.sampled_from([["GET"], ["POST"], ["GET", "POST"]])), max_size=4
+)
+RULED = st.tuples(
+    st.sampled_from(["*", *WRITTEN]), OPTIONS, st.sampled_from([None, ["GET"], ["POST"], ["PSOT"], ["GET", "PSOT"]])
+)
+
+
+def judged(routes: Any, mounted: Any, rules: list[Rule], root: str) -> RateLimitMiddleware:
+    """Return an application within its rules."""
+    above, below = [[Route(path, page, methods=methods) for path, methods in each] for each in (routes, mounted)]
+    app = with_root(root)
+    app.router.routes[:] = [*above, Mount("/v1", routes=below)]
+    return RateLimitMiddleware(app, rules=rules)
+
+
+async def decided(app: RateLimitMiddleware) -> tuple[list[tuple[str, set[str]]], int]:
+    """Return the method of each request that is answered, with the rules that decide it, and how many are limited."""
+    found, limited = [], 0
+    for method, path in REQUESTS:
+        if (await call(app.app, path, method)).status == 200:
+            matches = app.policy.rules.match(scope_of(path, method)).matches
+            found.append((method, {bound.rule.label for bound, _ in matches}))
+            limited += any(bound.rule.counts or bound.rule.blocks for bound, _ in matches)
+    return found, limited
+
+
+@settings(max_examples=150, deadline=None)
+@given(ROUTED, ROUTED, st.lists(RULED, min_size=1, max_size=3), st.sampled_from(["", "/v1"]))
+@example([("/", ["GET"]), ("/login", ["POST"])], [], [("/login/", "limit", None)], "")
+@example([("/login/", ["GET"])], [], [("/login", "limit", None)], "")
+@example([("/items/{id}", ["GET"])], [], [("/items/7/", "final", None), ("/items/7/", "limit", None)], "")
+@example([("/login", ["GET"])], [("/", ["GET"])], [("/v1/login", "limit", ["POST"])], "/v1")
+async def test_nothing_is_found_of_a_rule_that_decides_a_request_and_no_advice_lifts_a_limit(
+    routes: Any, mounted: Any, drawn: Any, root: str
+) -> None:
+    options = [
+        (path, {**ACTIONS[action], "methods": methods, "name": f"r{at}"})
+        for at, (path, action, methods) in enumerate(drawn)
+    ]
+    app = judged(routes, mounted, [Rule(path, **about) for path, about in options], root)
+    await call(app)
+    found, limited = await decided(app)
+    for finding in app.findings:
+        if finding.code not in ("SG123", "SG133", "SG136"):
+            continue
+        label = re.search("rule '(.+?)'", finding.message)[1]
+        methods = {method for method, rules in found if label in rules}
+        said = set(re.findall("[A-Z]{3,}", finding.message.partition("is for ")[2].partition(", which")[0]))
+        assert not (methods & said if finding.code == "SG136" else methods), finding
+        advice = re.search("(?:write|did you mean) '(.+?)'", finding.message)
+        about = options[int(label[1:])][1]
+        if finding.code == "SG123" and advice and "exempt" not in about:
+            changed = [Rule(advice[1] if about["name"] == label else path, **about) for path, about in options]
+            assert (await decided(judged(routes, mounted, changed, root)))[1] >= limited, finding
 
 
 async def test_of_many_rules_that_no_route_meets_ten_are_named() -> None:

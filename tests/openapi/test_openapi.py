@@ -360,7 +360,7 @@ def test_the_document_is_served_and_made_once() -> None:
 
 
 PATHS = ["*", "/health", "/items/special", "/items/{item}", "/items/other", "/items/{n:int}"]
-PATHS += ["/api/{rest:path}", "/api/search", "/api/files/{p:path}", "/api/{one}"]
+PATHS += ["/api/{rest:path}", "/api/search", "/api/files/{p:path}", "/api/{one}", "/items/special/", "/items/7/"]
 MOST = 3
 """The largest amount of a limit."""
 METHODS = [None, ["GET"], ["POST"]]

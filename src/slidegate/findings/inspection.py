@@ -16,6 +16,7 @@ from ..web.keys import parts_of, person_of, user
 from ..web.plan import Effect
 from ..web.policy import Policy
 from ..web.published import published_rules
+from ..web.routes import mounted_routes, routes_of
 from ..web.rules import Rule
 from ..web.visit import STARTS, Visit
 from . import routes, settings
@@ -54,24 +55,24 @@ def of_building(policy: Policy, middleware: Any) -> None:
     policy.findings.report(settings.about_building(middleware))
 
 
-def of_rules(policy: Policy) -> None:
-    """Look at what needs no application: its processes, and the order of the rules."""
-    policy.findings.report(settings.about_workers(policy.limiter))
-    policy.findings.report(routes.about_order(policy.rules))
-
-
 def of_routes(policy: Policy, app: object, routed_app: object) -> None:
-    """Look at the rules and the routes, when the application starts.
+    """Look at the processes, the rules and the routes, when the application starts.
 
     Args:
         policy: The policy of the middleware.
         app: The application that the middleware guards.
-        routed_app: The application behind it, or if its routes are hidden, the one that it belongs to.
+        routed_app: The application behind it, or if its routes are hidden, the one that it belongs to; None if no
+            application is known.
     """
-    of_rules(policy)
+    mounted = mounted_routes(routed_app)
+    policy.findings.report(settings.about_workers(policy.limiter))
+    policy.findings.report(routes.about_order(policy.rules, mounted))
+    if routed_app is None:
+        return
     policy.findings.report(routes.about_layers(policy, app, routed_app))
-    policy.findings.report(routes.about_decorators(routed_app))
-    policy.findings.report(routes.about_paths(policy.rules.given, routed_app))
+    policy.findings.report(routes.about_decorators(mounted))
+    if routes_of(routed_app) is not None:
+        policy.findings.report(routes.about_paths(policy.rules.given, mounted))
 
 
 def of_request(policy: Policy, scope: Scope, send: Send) -> Send:

@@ -8,7 +8,7 @@ all methods.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, Final
 
@@ -16,14 +16,13 @@ from .._path_examples import filled, filled_for_both
 from ..core.errors import closest
 from ..web.decorators import has_lost_limit
 from ..web.finding import Finding
+from ..web.paths import RulePath
 from ..web.policy import Policy
+from ..web.published import published_rules
 from ..web.routes import (
     MountedRoute,
     attribute_of,
-    is_by_path,
     layers,
-    mounted_routes,
-    reach_path,
     routes_of,
 )
 from ..web.rule_set import RuleSet, is_ended, method_of
@@ -34,21 +33,32 @@ _RESTS: Final = ("", "~", "~/~/~/~/~/~/~/~")
 _UNLISTED: Final = "QWX"
 """A method that no rule has, for those of all methods."""
 _USUAL_METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
-"""The methods that nothing but a route answers: not OPTIONS and HEAD, nor those of WebDAV and of caches."""
+"""The methods that a rule may well name beside others, and for many routes."""
+_OFTEN_WITHOUT_ROUTE: Final = (
+    "ACL BAN BASELINE-CONTROL BIND CHECKIN CHECKOUT CONNECT COPY HEAD LABEL LINK LOCK MERGE MKACTIVITY MKCALENDAR "
+    "MKCOL MKREDIRECTREF MKWORKSPACE MOVE OPTIONS ORDERPATCH PRI PROPFIND PROPPATCH PURGE QUERY REBIND REPORT SEARCH "
+    "TRACE UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF VERSION-CONTROL"
+)
+"""The methods that others than routes answer: middlewares, those of WebDAV, and caches."""
 
 
 # -- the order of rules ------------------------------------------------------------------------------------------------
 
 
-def about_order(rule_set: RuleSet) -> Iterator[Finding]:
-    """Yield the findings about rules whose requests another one takes, and exemptions of what another one counts."""
+def about_order(rule_set: RuleSet, routes: Sequence[MountedRoute]) -> Iterator[Finding]:
+    """Yield the findings about rules whose requests another one takes, and exemptions of what another one counts.
+
+    Args:
+        rule_set: The rules.
+        routes: The routes of the application; none if they are unknown.
+    """
     # Without a rule that ends the list all that match apply, in any order.
     if not any(rule.is_final for rule in rule_set.given):
         return
     for rule in rule_set.given:
         first_rules: set[Rule] = set()  # of the requests that reach this one
         ended_by: set[Rule] = set()  # the last rules of the others
-        for rules in _rules_of_examples(rule_set, rule):
+        for rules in _rules_of_examples(rule_set, rule, routes):
             if rule in rules:
                 first_rules.add(rules[0])
             else:
@@ -72,10 +82,12 @@ def about_order(rule_set: RuleSet) -> Iterator[Finding]:
             )
 
 
-def _rules_of_examples(rule_set: RuleSet, rule: Rule) -> Iterator[list[Rule]]:
+def _rules_of_examples(rule_set: RuleSet, rule: Rule, routes: Sequence[MountedRoute]) -> Iterator[list[Rule]]:
     """Yield the rules that apply to each example of a rule: this one is among them, or the last one ends the list."""
     templates = [path.path for path in rule.rule_paths] or ["/{rest:path}"]
     paths = {filled(template, rest) for template in templates for rest in _RESTS}
+    for path, route in product(rule.rule_paths, routes):
+        paths.update(_examples_of_both(rule, path, route))
     for connection, method, path in product(("http", "websocket"), rule.methods or [_UNLISTED], paths):
         scope = {"type": connection, "method": method, "path": path}
         if rule.may_match(connection, method_of(scope)):
@@ -88,67 +100,68 @@ def _rules_of_examples(rule_set: RuleSet, rule: Rule) -> Iterator[list[Rule]]:
 # -- paths and methods -------------------------------------------------------------------------------------------------
 
 
-def about_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
+def about_paths(rules: Sequence[Rule], routes: Sequence[MountedRoute]) -> Iterator[Finding]:
     """Yield the findings about paths and methods of rules that no route takes."""
-    if routes_of(app) is None:
-        return
-    routes = _Routes(app)
     for rule in rules:
         if rule.blocks:  # for scanners, whose paths have no routes
             continue
-        rule_methods = _USUAL_METHODS & (rule.methods or set())
-        route_methods: set[str] = set()
-        for rule_path in rule.rule_paths:
-            path = rule_path.path
-            candidates = routes.meeting(path, rule_methods)
-            if not candidates:
-                yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route; {routes.remedy(path)}")
-            for route in candidates:
-                route_methods |= route.methods or rule_methods
-            if ":path}" in path:  # that of many routes, whatever they take
-                route_methods |= rule_methods
-        if rule_methods and route_methods and route_methods.isdisjoint(rule_methods):
-            text = f"rule {rule.label!r} is for {', '.join(sorted(rule_methods))}, which no route of its path takes"
-            yield Finding("SG136", f"{text}; they take {', '.join(sorted(route_methods - {'HEAD'}))}")
+        taken = [] if rule.rule_paths else [*routes]
+        for path in rule.rule_paths:
+            taken_by_path = _taken_by(rule, path, routes)
+            if not taken_by_path:
+                remedy = _remedy(rule, path.path, routes)
+                yield Finding("SG123", f"path {path.path!r} of rule {rule.label!r} matches no route; {remedy}")
+            taken += taken_by_path
+        yield from _about_methods(rule, taken)
 
 
-class _Routes:
-    """The routes of an application.
+def _about_methods(rule: Rule, routes: Sequence[MountedRoute]) -> Iterator[Finding]:
+    """Yield the finding about methods of a rule that none of the routes takes to which it applies."""
+    methods = rule.methods or frozenset()
+    taken: set[str] = set()
+    for route in routes:
+        taken |= route.methods or methods
+    lost = methods - {*_OFTEN_WITHOUT_ROUTE.split()} - taken
+    is_for_many = any(path == "*" or ":path}" in path for path in rule.paths)
+    if is_for_many or taken & methods:
+        lost -= _USUAL_METHODS
+    if taken and lost:
+        listed, others = ", ".join(sorted(lost)), ", ".join(sorted(taken - {"HEAD"}))
+        text = f"rule {rule.label!r} is for {listed}, which no route of its path takes; they take {others}"
+        yield Finding("SG136", text)
 
-    Args:
-        app: The application.
-    """
 
-    def __init__(self, app: object) -> None:
-        self._app = app
-        self._routes = mounted_routes(app)
-        self._is_by_path = is_by_path(app)  # with a `Host`, a path is not enough
+def _taken_by(rule: Rule, path: RulePath, routes: Sequence[MountedRoute]) -> list[MountedRoute]:
+    """Return routes with requests to which a rule may apply because of a path."""
+    return [route for route in routes if _examples_of_both(rule, path, route)]
 
-    def meeting(self, path: str, methods: Iterable[str] = ()) -> list[MountedRoute]:
-        """Return routes that may take a path: its text decides, or the routers, if they can be asked for this one."""
-        if "{" in path or not self._is_by_path:
-            return [route for route in self._routes if filled_for_both(path, route.path)]
-        reached = [reach_path(self._app, path, method) for method in {"GET", *methods}]
-        reached.append(reach_path(self._app, path, "GET", "websocket"))
-        return [route for route in reached if route is not None]
 
-    def remedy(self, path: str) -> str:
-        """Return what to do about a path that no route meets."""
-        tail = path
-        while "/" in tail[1:]:
-            tail = tail[tail.index("/", 1) :]
-            if not tail.startswith("/{") and self.meeting(tail):
-                return f"rules have no root_path: write {tail!r}"
-        others = [route.path for route in self._routes if route.path != path]  # it may be hidden by a mount above it
-        return f"write it with the prefix of its router, or remove it{closest(path, others)}"
+def _examples_of_both(rule: Rule, path: RulePath, route: MountedRoute) -> list[str]:
+    """Return examples of requests of a route to which a rule may apply because of a path."""
+    bare = path.path.removesuffix("/")
+    examples = [filled_for_both(text, route.path) for text in (bare, f"{bare}/")]  # limits and blocks apply to both
+    return [text for text in examples if text and ("{" in route.path or rule.takes(path, text))]
+
+
+def _remedy(rule: Rule, path: str, routes: Sequence[MountedRoute]) -> str:
+    """Return what to do about a path that no route meets. What it says to write meets a route of the rule's methods."""
+    for at in range(1, len(path) - 1):
+        tail = path[at:]
+        if tail[0] != "/" or tail[1] == "{":
+            continue
+        taken = _taken_by(rule, RulePath(tail), routes)
+        if taken and not any(_about_methods(rule, taken)):
+            return f"rules have no root_path: write {tail!r}"
+    others = [route.path for route in routes if not any(_about_methods(rule, [route]))]
+    return f"write it with the prefix of its router, or remove it{closest(path, others)}"
 
 
 # -- decorators and layers ---------------------------------------------------------------------------------------------
 
 
-def about_decorators(app: object) -> Iterator[Finding]:
+def about_decorators(routes: Sequence[MountedRoute]) -> Iterator[Finding]:
     """Yield the findings about limits that were put around a function after its route had taken it."""
-    for route in mounted_routes(app):
+    for route in routes:
         if has_lost_limit(route.endpoint):
             yield Finding(
                 "SG137",
@@ -177,10 +190,8 @@ def _refuses(policy: Policy) -> bool:
     """Return whether a middleware refuses requests itself, beside limits at endpoints, which are within."""
     if policy.default_rule is not None or policy.blocklist is not None:
         return True
-    for rule in policy.rules.given:
-        if not (rule.is_shadow or rule.exempts):
-            return True
-    return any(not ban_policy.shadow for ban_policy in policy.signals.ban_policies.values())
+    rows = [row for row in published_rules(policy) if not (row.shadow or row.at_endpoint)]
+    return any(row.action in ("limit", "block", "ban") for row in rows)
 
 
 def _is_cors(layer: object) -> bool:

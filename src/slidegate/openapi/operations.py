@@ -102,7 +102,11 @@ def _plans(guard: Guard, route: MountedRoute, method: str) -> Iterator[Plan]:
     app = guard.middleware.app
     rules = guard.middleware.policy.rules
     template = route.path.removeprefix(guard.path)
-    paths = [template, filled(template, ""), *(path.path for rule in rules.given for path in rule.rule_paths)]
+    paths = [template, filled(template, "")]
+    for rule in rules.given:
+        for rule_path in rule.rule_paths:
+            bare = rule_path.path.removesuffix("/")
+            paths += [bare, f"{bare}/"]
     for path in paths:
         example = filled_for_both(template, path)
         if example is None:

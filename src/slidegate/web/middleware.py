@@ -258,12 +258,8 @@ class RateLimitMiddleware(FailsAtStartup):
             self._decides = _REQUESTS
         return send
 
-    def check_rules(self) -> None:
-        """Report the findings about the rules, where no application is known."""
-        self.policy.inspection.of_rules(self.policy)
-
     def check_routes(self, routed_app: object) -> None:
-        """Report the findings about routes; see `routed_app`."""
+        """Report the findings about rules and routes; see `routed_app`."""
         self.routed_app = routed_app
         self.policy.inspection.of_routes(self.policy, self.app, routed_app)
 

@@ -202,12 +202,6 @@ def reach(app: object, scope: Scope) -> MountedRoute | None:
         return None  # the application will fail in the same way and report it
 
 
-def reach_path(app: object, path: str, method: str, connection: str = "http") -> MountedRoute | None:
-    """Return the route that a request to a path of an application reaches, as `reach` does."""
-    scope = {"type": connection, "method": method, "path": root_of(app) + path, "headers": [], "root_path": ""}
-    return reach(app, scope)
-
-
 def _reach(app: object, scope: Scope) -> MountedRoute | None:
     above = ""
     for _ in range(DEPTH):

@@ -230,6 +230,12 @@ class Rule:
             return True
         return method.lower().upper() in self.methods  # the Kelvin sign is "k" in lower case alone
 
+    def takes(self, path: RulePath, text: str) -> bool:
+        """Return whether it applies to the text of a request's path because of one of its paths, if nothing is odd."""
+        if self.exempts:
+            return path.is_exactly(text)
+        return path.takes(text) is not None
+
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
         if isinstance(key, Key):
             self._check_parts(key, option)

@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message
 
-from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, StoreError
+from ... import ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddleware, StoreError
 from ...core.logs import safe_text
 from ...events import Finding
 from ...limiter import all_callers
@@ -34,6 +34,7 @@ from .main import STORE_VARIABLE, ask, middleware_of, note, one_line, program, s
 CODES: Final = {
     "SG201": "the application has no middleware",
     "SG202": "the store cannot be reached",
+    "SG203": "a dashboard shows a limiter that no middleware uses",
 }
 """The codes of findings that only `slidegate check` reports, with their titles."""
 START_TIMEOUT_S: Final = 60.0
@@ -153,11 +154,18 @@ async def _findings_in(app: ASGIApp) -> list[Finding]:
         advice = 'write app.add_middleware(RateLimitMiddleware, limits="100/minute")'
         return [Finding("SG201", f"the application has no RateLimitMiddleware, so nothing is limited; {advice}")]
     findings: list[Finding] = []
+    limiters = dict.fromkeys(middleware.limiter for middleware in middlewares)
+    for thing in things:
+        # The module of dashboards needs the extra. Those of other stores see what other limiters count there.
+        is_memory = type(thing).__name__ == "Dashboard" and isinstance(thing.limiter.store, MemoryStore)
+        if is_memory and thing.limiter not in limiters:
+            text = "a dashboard shows a limiter that no middleware uses, so it shows no requests and changes none"
+            findings.append(Finding("SG203", f"{text}; give it that of RateLimitMiddleware(..., limiter=limiter)"))
     for middleware in middlewares:
         findings += middleware.findings
         if type(middleware.limiter.store).__name__ == "LmdbStore":  # its module needs the extra
             _note_what_a_reboot_forgets(middleware)
-    for limiter in dict.fromkeys(middleware.limiter for middleware in middlewares):
+    for limiter in limiters:
         try:
             await limiter.now_us()
         except StoreError as error:
@@ -214,7 +222,7 @@ def _about_file(path: Path) -> list[Finding]:
         ConfigurationError: It is invalid.
     """
     middleware = middleware_of(path)
-    middleware.check_rules()
+    middleware.check_routes(None)
     address = _address_in(path)
     scheme = str(address).partition(":")[0].lower()
     findings = []
