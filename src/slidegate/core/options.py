@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import wraps
 from inspect import signature
+from itertools import chain, repeat
 from typing import Any, Final, TypeVar
 
 from .arguments import EQUIVALENTS, unknown_option
@@ -87,21 +88,20 @@ _TUPLES: Final[dict[int, Any]] = {}
 def options_checked(call: _T) -> _T:
     """Wrap an `__init__` or a function: an unknown option and a value of a wrong type are errors with an example."""
     function: Any = call
-    of_call = signature(function)
+    parameters = signature(function).parameters
     kind = function.__qualname__.removesuffix(".__init__")
-    is_class = "self" in of_call.parameters
+    is_class = "self" in parameters
     if is_class and not kind.startswith("_"):
-        OWNERS[kind] = of_call.parameters
+        OWNERS[kind] = parameters
 
     @wraps(function)
     def checked(*args: Any, **options: Any) -> Any:
-        for option in options:
-            if is_class and option not in of_call.parameters:
-                raise ConfigurationError(f"{type(args[0]).__name__}: {misplaced_option(option, of_call.parameters)}")
-        given = of_call.bind(*args, **options)
-        for option, value in given.arguments.items():
-            given.arguments[option] = checked_value(option, value, kind)
-        return function(*given.args, **given.kwargs)
+        for option, value in options.items():
+            if is_class and option not in parameters:
+                raise ConfigurationError(f"{type(args[0]).__name__}: {misplaced_option(option, parameters)}")
+            options[option] = checked_value(option, value, kind)
+        given = zip(chain(parameters, repeat("")), args, strict=False)  # one argument too many is Python's error
+        return function(*[checked_value(option, value, kind) for option, value in given], **options)
 
     return checked  # type: ignore[return-value]
 

@@ -17,7 +17,7 @@ from typing import Final
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.options import options_checked
+from ..core.options import checked_value
 from ..limiter import Limiter
 from ..web.keys import Key, KeyCondition
 
@@ -135,7 +135,6 @@ def _decoded(value: bytes) -> str | None:
         return None
 
 
-@options_checked
 def mcp_tool(*names: str, validated: bool = False) -> McpTool:
     """Count each tool of an MCP server: ``combine(user, mcp_tool("search", "export", validated=True))``.
 
@@ -159,7 +158,7 @@ def mcp_tool(*names: str, validated: bool = False) -> McpTool:
                 f'expected names of tools, for example mcp_tool("search", validated=True), not {quoted(name)}',
                 "mcp_tool",
             )
-    if not validated:
+    if not checked_value("validated", validated):
         raise ConfigurationError(
             "expected True: if the server does not reject requests whose header fields and body differ, a client can "
             "name one tool and call another; if yours does, as the Python SDK since version 2, "
