@@ -56,6 +56,8 @@ _REQUEST_AND_STATUS: Final = re.compile(rf"{_QUOTED} ([0-9]{{3}})(?= |$)(?: \S++
 _REQUEST_LINE: Final = re.compile(r"([A-Za-z][\w-]*+) (\S++) (?:HTTP/)?[0-9](?:\.[0-9])?", re.ASCII)
 _STATUS: Final = re.compile(r"[0-9]{1,3}")
 _PORT: Final = re.compile(":[0-9]+$")
+_ODD_ZONE: Final = re.compile(":.*[+-][0-9]{2}:?[6-9][0-9]$")
+_TIME_BEGINS: Final = re.compile("[0-9]|[A-Z][a-z]{2} [A-Z][a-z]{2} ")
 _ISO_TIME: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]{1,9})?(?: ?[+-][0-9]{2}:?[0-9]{2}|Z)?"
 )
@@ -89,7 +91,7 @@ def parse_line(text: str) -> Parsed:
     # A user name may contain anything but an unescaped quotation mark, so the first of these ends the time.
     before, bracket, behind = text.partition('] "')
     before, _, time = before.rpartition("[")
-    if not bracket or not time[:1].isdigit():
+    if not bracket or not _TIME_BEGINS.match(time):
         before, _, behind = text.partition(' - "')
         # Kubernetes and others write a time in front; the last one is that of the server.
         time = next(reversed(_ISO_TIME.findall(before)), "")
@@ -208,17 +210,19 @@ def _record(
 
 @lru_cache(maxsize=1_024)
 def time_us_of(text: str) -> int | None:
-    """Parse ``12/May/2024:00:00:17 +0000``, ISO 8601 or a number of seconds; return None for any other text.
+    """Parse a time of Common, of ISO 8601, of `ctime`, or a number of seconds; return None for any other text.
 
     A time without a zone counts as UTC: limits depend on differences of times alone.
     """
-    if len(text) > _MAX_TIME:
+    if len(text) > _MAX_TIME or _ODD_ZONE.search(text):
         return None
     try:
+        if "/" in text:  # Common, and HAProxy with milliseconds
+            text = f"{datetime.strptime(text[:20], '%d/%b/%Y:%H:%M:%S')}{text[20:]}"
+        elif text[:1].isalpha():  # uWSGI
+            text = str(datetime.strptime(text, "%a %b %d %H:%M:%S %Y"))
         if text.replace(".", "", 1).isdecimal():
             time_s = float(text)
-        elif "/" in text:
-            time_s = datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z").timestamp()
         else:
             moment = datetime.fromisoformat(re.sub(" (?=[+-])", "", text))
             if moment.tzinfo is None:
