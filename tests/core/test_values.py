@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limit, MemoryStore, Quota, parse_limits
 from slidegate.core import NEVER, Bucket, Networks, Reason, WindowState, parse_address
-from slidegate.core.addresses import format_network
+from slidegate.core.addresses import format_network, parse_network
 from slidegate.core.bans.policy import may_ban
 from slidegate.core.calendar import Anchor, Calendar
 from slidegate.core.counters import PermitCounter
@@ -30,6 +30,21 @@ from slidegate.testing import FakeClock
 
 from ..contract.programs import DAY_US, MINUTE_US, SECOND_US, YEAR_2100_US, Choices, drawn
 from ..hurry import at_once
+
+ADDRESSES = st.ip_addresses().map(str) | st.ip_addresses(network="203.0.113.0/24").map(str)
+
+
+@given(ADDRESSES, st.text("0123456789/ ,ab.:", min_size=1, max_size=12))
+@example("5.34.242.0", "24 1")
+@example("131.0.72.0", "222400:cb00::/32")
+def test_a_hint_about_a_network_names_no_other_one(host: str, length: str) -> None:
+    text = f"{host}/{length}"
+    try:
+        parse_network(text, strict=False)
+    except ConfigurationError as error:
+        named = map(parse_address, re.findall(r"[^\s,;'/]+", str(error).replace(repr(text), "")))
+        assert {*named} <= {None, parse_address("192.0.2.0"), parse_address("0.0.0.0"), parse_address("::")}
+
 
 ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".bans.rows", ".bans.strikes", ".errors", ".logs")
 MODULES = [import_module(f"slidegate.core{room}") for room in ROOMS]

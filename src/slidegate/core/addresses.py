@@ -100,7 +100,7 @@ def parse_network(text: str, *, strict: bool = True) -> AddressRange:
     bits = 128 if ":" in host else 32
     if slash and not (re.fullmatch(_PREFIX, length) and int(length) <= bits):
         raise ConfigurationError(
-            f"network: {quoted(text)} needs a prefix length from 0 to {bits}, for example {host}/{bits}"
+            f"network: {quoted(text)} needs a prefix length from 0 to {bits} and nothing behind it, for example /24"
         )
     prefix = bits
     if slash:
