@@ -62,6 +62,9 @@ SEAMS = {
     "slidegate.core.bans.policy": {"PRIVATE"},  # which addresses are within an operator's network
     "slidegate.core.memo": {"MANY", "MEMO_SIZE", "remember"},
     "slidegate.web.broken": {"FailsAtStartup"},  # `slidegate check` shows the errors that such middlewares keep
+    # `slidegate simulate` shows which endpoints have limits that it leaves out.
+    "slidegate.web.endpoints": {"rules_of_route"},
+    "slidegate.web.routes": {"mounted_routes"},
     "slidegate.core.exceeded": {"RateLimitExceeded"},
     **dict.fromkeys(
         f"slidegate.core.{name}"

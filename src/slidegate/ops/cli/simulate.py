@@ -11,10 +11,12 @@ import click
 from starlette.routing import Router
 
 from ... import RateLimitMiddleware
+from ...web.endpoints import rules_of_route
+from ...web.routes import mounted_routes
 from ..replay import AccessLogs, LoadProfile, Replay, Simulation, measure
 from ..replay.lines import NO_TIME
 from ..replay.report import QUANTILES
-from ..rows import span_of
+from ..rows import listed, span_of
 from .check import applications_in, imported
 from .main import middleware_of, note, program, show, table, time_of, with_json
 
@@ -78,6 +80,11 @@ def simulate(
         note("a file contains no routes, so default_limits count all requests of a client together; pass --app")
     simulation = Simulation(replay)
     _feed(logs, simulation)
+    if simulation.refused_before:
+        note(
+            f"{simulation.refused_before:,} requests were logged as refused, with 429: the status that they would have "
+            "had is not known, so rules with count_if cannot count them"
+        )
     value = simulation.value()
     show(as_json, [value], _simulated_text(value))
 
@@ -160,6 +167,9 @@ def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:
             around.append(thing)
     if within:
         note(f"{within} middlewares of routes or mounted applications are not replayed")
+    limited = [route.label for route in mounted_routes(app) if rules_of_route(route.endpoint, route.dependant)]
+    if limited:
+        note(f"limits at endpoints are not replayed: {listed(limited)}")
     return around
 
 

@@ -55,6 +55,7 @@ class Simulation:
 
     Attributes:
         requests: The number of HTTP requests.
+        refused_before: The number of those that were logged with the status 429.
         clients: The number of requests of each client.
         refused: The number of refused requests of each refused client.
         rows: The counts by kind and name: ``limit``, ``shadow`` and ``block`` rules, ``ban`` and ``shadow ban``
@@ -63,7 +64,7 @@ class Simulation:
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
-        self.requests = self._first_us = 0
+        self.requests = self.refused_before = self._first_us = 0
         self.clients: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.rows: defaultdict[tuple[str, str], RuleCounts] = defaultdict(RuleCounts)
@@ -76,6 +77,7 @@ class Simulation:
         """Replay an HTTP request and count the result."""
         replayed = await self._replay.play(record)
         self.requests += 1
+        self.refused_before += record.status == 429
         self._first_us = self._first_us or self._replay.now_us
         client = replayed.client
         self.clients[client] += 1
