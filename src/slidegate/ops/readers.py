@@ -39,8 +39,12 @@ async def _is_known(limiter: Limiter, key: str) -> bool:
     """Return whether a key is banned, or counted by this process or under a published rule."""
     if await limiter.banned(key):
         return True
-    rules = [rule for publication in await limiter.published() for rule in publication.rules]
-    counting = [(key, {rule.bucket: rule.counted_limit()}) for rule in rules if rule.bucket and rule.limit]
+    counting = [
+        (key, {rule.bucket: rule.counted_limit()})
+        for publication in await limiter.published()
+        for rule in publication.rules
+        if rule.bucket and rule.limit
+    ]
     views = [await limiter.inspect(key), *await inspect_keys(limiter, counting)]
     return any(window.used for view in views for window in view.windows)
 

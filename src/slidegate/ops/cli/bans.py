@@ -56,8 +56,7 @@ async def add_ban(limiter: Limiter, key: str, value: str | None, duration: str, 
     """
     target = key_of(key, value)
     await check_key(limiter, key)
-    if value is not None:
-        await compare_secrets(limiter)
+    await compare_secrets(limiter, value)
     ban = await limiter.ban(target, duration, reason=reason, by=by)
     row = {**row_of_ban(ban), "holds": where_banned(await limiter.published(), ban.key)}
     return [row], [f"banned: {row['key']} until {end_of(row)}; {row['holds']}"]
@@ -77,8 +76,7 @@ async def remove_ban(limiter: Limiter, key: str, value: str | None, by: str) -> 
     Example: slidegate bans remove 203.0.113.7
     """
     target = key_of(key, value)
-    if value is not None:
-        await compare_secrets(limiter)
+    await compare_secrets(limiter, value)
     name = limiter.key_for(target)
     if not await limiter.unban(target, by=by):
         text = f"{name} has no ban and no strikes"
@@ -96,12 +94,14 @@ def end_of(row: dict[str, Any]) -> str:
     return time_of(ceil(row["until_at"]))
 
 
-async def compare_secrets(limiter: Limiter) -> None:
-    """Check that the digest of a value is the one that the workers of the application use.
+async def compare_secrets(limiter: Limiter, value: str | None) -> None:
+    """Check that the digest of a value, if there is one, is the one that the workers of the application use.
 
     Raises:
         click.ClickException: A worker has another secret.
     """
+    if value is None:
+        return
     published = await limiter.published()
     workers = sum(publication.workers for publication in published)
     differing = sum(publication.workers for publication in published if not publication.same_secret)

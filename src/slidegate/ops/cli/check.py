@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message
 
-from ... import ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddleware, StoreError
+from ... import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, StoreError
 from ...core.logs import safe_text
 from ...events import Finding
 from ...limiter import all_callers
@@ -41,7 +41,6 @@ START_TIMEOUT_S: Final = 60.0
 _BELOW: Final = ("middleware_stack", "asgi_app", "asgi_handler", "app")
 """The attributes in which Starlette, Quart, Litestar and middlewares keep the next layer."""
 _MEMORY: Final = "SG103"  # the middleware's finding about memory stores
-_LONG_US: Final = 3_600_000_000
 _NOT_THERE: Final = re.compile("the first worker creates it")
 
 
@@ -153,7 +152,7 @@ async def _findings_in(app: ASGIApp) -> list[Finding]:
     if not middlewares:
         advice = 'write app.add_middleware(RateLimitMiddleware, limits="100/minute")'
         return [Finding("SG201", f"the application has no RateLimitMiddleware, so nothing is limited; {advice}")]
-    findings: list[Finding] = []
+    findings = [finding for middleware in middlewares for finding in middleware.findings]
     limiters = dict.fromkeys(middleware.limiter for middleware in middlewares)
     for thing in things:
         # The module of dashboards needs the extra. Those of other stores see what other limiters count there.
@@ -161,10 +160,6 @@ async def _findings_in(app: ASGIApp) -> list[Finding]:
         if is_memory and thing.limiter not in limiters:
             text = "a dashboard shows a limiter that no middleware uses, so it shows no requests and changes none"
             findings.append(Finding("SG203", f"{text}; give it that of RateLimitMiddleware(..., limiter=limiter)"))
-    for middleware in middlewares:
-        findings += middleware.findings
-        if type(middleware.limiter.store).__name__ == "LmdbStore":  # its module needs the extra
-            _note_what_a_reboot_forgets(middleware)
     for limiter in limiters:
         try:
             await limiter.now_us()
@@ -229,8 +224,6 @@ def _about_file(path: Path) -> list[Finding]:
     for finding in middleware.findings:
         if scheme == "memory" or finding.code != _MEMORY:  # about the store that was made here
             findings.append(finding)
-    if scheme == "lmdb":
-        _note_what_a_reboot_forgets(middleware)
     try:
         if scheme == "memory":
             Limiter.from_url(address)
@@ -249,22 +242,6 @@ def _address_in(path: Path) -> str:
     if address is not None:
         return address
     return os.environ.get(STORE_VARIABLE) or "memory://"
-
-
-def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
-    """Note the windows that are so long that they may be expected to survive a restart of the machine."""
-    forgotten = []
-    for rule in (*middleware.rules, middleware.default_rule):
-        if rule is None:
-            continue
-        for limit in rule.limits:
-            if isinstance(limit, Limit) and limit.window_us >= _LONG_US:
-                forgotten.append(f"{limit} of {rule.label}")
-    if forgotten:
-        note(
-            f"a reboot forgets the windows of {', '.join(forgotten)}; if they must survive one, write "
-            'Quota("10000/day"), or use Redis'
-        )
 
 
 def _about_error(subject: str, error: StoreError) -> Iterator[Finding]:

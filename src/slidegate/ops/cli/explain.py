@@ -38,11 +38,10 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
     Example: slidegate explain 203.0.113.7 --store redis://localhost:6379/0
     """
     client = key_of(key, value)
-    if value is not None:
-        try:
-            await compare_secrets(limiter)
-        except click.ClickException as error:
-            raise NoAnswer(error.message) from error
+    try:
+        await compare_secrets(limiter, value)
+    except click.ClickException as error:
+        raise NoAnswer(error.message) from error
     facts = await facts_of(limiter, client)
     return [*_rows(facts)], _lines(facts)
 

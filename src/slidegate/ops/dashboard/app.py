@@ -13,7 +13,7 @@ import json
 import re
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
@@ -95,7 +95,7 @@ class Dashboard:
         limiter: Limiter,
         *,
         token: str | SecretText = "",
-        user: Callable[[Request], str | Awaitable[str | None] | None] | None = None,
+        user: Callable[[Request], Any] | None = None,
         changes: bool = True,
     ) -> None:
         self.limiter = limiter
