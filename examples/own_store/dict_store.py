@@ -6,7 +6,7 @@ saves them, all under one lock, so this store passes the whole contract. A datab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from threading import Lock
 from time import monotonic_ns, time_ns
 from typing import TypeAlias
@@ -107,12 +107,13 @@ class DictStore(Store):
             self._windows |= {name: windows[name] for _, _, _, name, _ in places if name in self._windows}
             return found
 
-    def reset(self, key: str) -> bool:
-        """Forget the units of a key."""
+    def reset(self, key: str, names: Collection[str] = ()) -> bool:
+        """Forget the units of a key, under some names or all."""
         with self._guard():
             found = False
             for name, limit in self._limits.items():
-                if name[2] == key and not isinstance(limit, Concurrency):
+                is_meant = name[2] == key and (not names or name[0] in names)
+                if is_meant and not isinstance(limit, Concurrency):
                     found = found or (bool(self._windows[name]) and not self._has_expired(name))
                     self._windows[name] = b""
             return found

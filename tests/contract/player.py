@@ -124,8 +124,8 @@ class Player:
                 await self._charge(self.store.charge, self.model.charge, question)
             case Refund(which, permits):
                 await self._refund(which, permits)
-            case Reset(key):
-                await self._reset(key)
+            case Reset(key, rule):
+                await self._reset(key, rule)
             case Step(span_us) if span_us < 0:
                 await self._step_back(span_us)
             case Step(span_us):
@@ -195,10 +195,11 @@ class Player:
                 # After a reset, or beside a debt, units of the same moment belong to others.
                 self.admitted = others if len(others) < len(self.admitted) else []
 
-    async def _reset(self, key: str | None) -> None:
+    async def _reset(self, key: str | None, rule: int | None = None) -> None:
         await self.look_after_all()  # both drop expired units
-        known = await settle(self.store.reset_all() if key is None else self.store.reset(key))
-        had_units = self.model.reset(key)
+        names = [] if rule is None else ["another", self.buckets[rule].name]
+        known = await settle(self.store.reset_all() if key is None else self.store.reset(key, names))
+        had_units = self.model.reset(key, names)
         self.admitted.clear()
         self._agree(known, had_units)
 

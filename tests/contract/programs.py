@@ -55,9 +55,10 @@ class Refund(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Reset a key; all keys if it is None."""
+    """Reset a key under one rule or under all; all keys if it is None."""
 
     key: str | None
+    rule: int | None = None
 
 
 class Step(NamedTuple):
@@ -190,7 +191,7 @@ class Choices:
         if kind < 28:
             return Refund(self.below(4), self.pick((None, None, True, False)))
         if kind == 28:
-            return Reset(self.pick((*KEYS, None)))
+            return Reset(self.pick((*KEYS, None)), self.pick((None, *range(len(rules)))))
         if kind == 29:
             return Step(-self.span_us(known))
         rule = self.below(len(rules))

@@ -279,9 +279,13 @@ class Model:
                 changed = True
         return changed
 
-    def reset(self, key: str | None) -> bool:
-        """Reset every window of a key, or of all keys; return whether there were units that had not expired."""
-        windows = [window for (_, whose, _), window in self._windows.items() if key in (whose, None)]
+    def reset(self, key: str | None, names: Sequence[str] = ()) -> bool:
+        """Reset the windows of a key, of some rules or all, or those of all keys; return whether units were left."""
+        windows = [
+            window
+            for (name, whose, _), window in self._windows.items()
+            if key is None or (key == whose and (not names or name in names))
+        ]
         held = [window for window in windows if window.holds_units]
         for window in held:
             window.reset()

@@ -284,8 +284,8 @@ class Crowded(Player):
                 await settle(self.store.hit(()))  # so that what is empty goes
         await super()._play(move)
 
-    async def _reset(self, key: str | None) -> None:
-        await super()._reset(key)
+    async def _reset(self, key: str | None, rule: int | None = None) -> None:
+        await super()._reset(key, rule)
         if key is None:
             for rule, whose in self.named:
                 if not self.buckets[rule].is_permit:

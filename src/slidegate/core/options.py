@@ -73,6 +73,7 @@ _ROWS: Final = {
         'weights of signals such as {"refused": 1, 401: 1, "/wp-login.php": "ban"}',
     ),
     "service": ("NoneType or str", 'text such as "ROUTE53_HEALTHCHECKS"'),
+    "reset.rule": ("NoneType or str", 'the name of a rule such as "login"'),
     "query path_param query.name path_param.name": ("str", 'a name such as "page"'),
 }
 """By options, what they take, and what a message expects, with an example. They take an object of a class of Python or

@@ -11,7 +11,7 @@ loop the limiter itself gives up what takes too long.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from .bans.ban import Ban, BanSubject
@@ -234,10 +234,14 @@ class Store:
         """
 
     @abstractmethod
-    def reset(self, key: str) -> bool | Awaitable[bool]:
-        """Forget the windows of `key` under every rule; return whether it had spent units.
+    def reset(self, key: str, names: Collection[str] = ()) -> bool | Awaitable[bool]:
+        """Forget the windows of `key`; return whether it had spent units.
 
         Units count until they leave, even if the amount of their limit has changed since they were spent.
+
+        Args:
+            key: The key.
+            names: The names of the buckets whose windows are forgotten; by default all.
         """
 
     @abstractmethod

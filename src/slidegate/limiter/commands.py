@@ -20,7 +20,7 @@ from .aio import each_within
 from .bans import check_ban, drained, lines_of, operators_of, read_export
 from .engine import Engine
 from .keys import AnyKey, KeyOf
-from .overrides import ALL, Override, check_override, check_published
+from .overrides import ALL, Override, check_change, check_override, published_as
 from .rows import Action
 from .workers import Publication
 
@@ -70,7 +70,11 @@ class Commands:
         """
         length_us = parse_duration_us(duration, "override: duration", 1_000_000, 30 * 86_400_000_000, "2h")
         why, author, text = clean_reason(reason), _author(by), check_override(name, limit)
-        is_published = name == ALL or await check_published(await self.published(), name, limit)
+        is_published = name == ALL
+        if not is_published:
+            for rules in await published_as(await self.published(), name, "name"):
+                check_change(rules, limit)
+                is_published = True
         await self.engine.refresher.refresh()  # which raises, so that nothing is written, if the store fails
         now_us = self.engine.unix_us()
         override = Override(name, text, author, why, now_us, now_us + length_us, is_published)

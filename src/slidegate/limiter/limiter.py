@@ -34,6 +34,7 @@ from .inspect import KeyView, read_keys
 from .keys import AnyKey, Limits, read_secret
 from .named_limits import NamedLimit
 from .observers import AnyObserver, Subscription
+from .overrides import published_as
 from .rows import Row
 from .short_lived import note as note_in_memory
 from .sync_runner import SyncRunner
@@ -206,14 +207,31 @@ class Limiter(Commands):
         """
         return await self.engine.refund(decision.begin_refund(permits=False))
 
-    async def reset(self, key: AnyKey) -> bool:
-        """Forget the windows of `key` under every rule. Returns False if there were none.
+    async def reset(self, key: AnyKey, *, rule: str | None = None) -> bool:
+        """Forget the windows of `key`. Returns False if there were none.
 
-        What workers have counted by themselves during an outage of the store is not forgotten.
+        Permits of requests in progress are kept. What workers have counted by themselves during an outage of the store
+        is not forgotten.
+
+        Args:
+            key: The key, as for `hit`.
+            rule: The name of one rule, or its label: as `hit`, a `Rule` or a `RateLimit` has it. All its windows are
+                forgotten, those of preflights too. By default those of every rule.
+
+        Raises:
+            ConfigurationError: The key is invalid; or no worker has a rule of this name, and it is nearly one that they
+                have.
+            StoreError: The store does not answer.
         """
         text = self.key_for(key)
+        names: set[str] = set()
+        checked_value("rule", rule, "reset")
+        if rule is not None:
+            published = await published_as(await self.published(), rule, "rule")
+            names = {rule, *[one.bucket for rules in published for one in rules]}
+            names |= {f"{name}:preflight" for name in names}
         try:
-            return await self.engine.command(partial(self.store.reset, text))
+            return await self.engine.command(partial(self.store.reset, text, names))
         finally:
             self.engine.queues.wake()
 

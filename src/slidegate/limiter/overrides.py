@@ -223,27 +223,27 @@ def _event_of(change: _Change, override: Override) -> Event:
     return Event("limit_overridden", f"{amount} {until}, and was {change.was}{author}", details)
 
 
-async def check_published(publications: Iterable[Publication], name: str, limit: str) -> bool:
-    """Check a change against what workers have published; return whether one of them has a limit of this name.
+async def published_as(publications: Iterable[Publication], name: str, field: str) -> list[list[PublishedRule]]:
+    """Return the limits of a name as workers have published them, a list for each text that has some.
+
+    Args:
+        field: What has the name: ``name`` as response headers show it, or the label of the ``rule``.
 
     Raises:
-        ConfigurationError: It cannot be changed to this; or no worker has it, and the name is nearly one that has.
+        ConfigurationError: No worker has it, and the name is nearly one that they have.
     """
-    is_published = False
+    found: list[list[PublishedRule]] = []
     names: set[str] = set()
     async for publication in yielding_to_others(publications, _STEP):
         rules = [rule for rule in publication.rules if rule.limit]
-        names |= {rule.name for rule in rules if not rule.by_function}
-        having = [rule for rule in rules if rule.name == name]
-        if having:
-            is_published = True
-            _check_change(having, limit)
-    if not is_published and (hint := closest(name, sorted(names))):
-        raise ConfigurationError(f"limit {name!r}: no rule has a limit of this name, as response headers show it{hint}")
-    return is_published
+        names |= {getattr(rule, field) for rule in rules}
+        found.append([rule for rule in rules if getattr(rule, field) == name])
+    if name not in names and (hint := closest(name, sorted(names))):
+        raise ConfigurationError(f"{field} {quoted(name)}: no worker has published it{hint}")
+    return [rules for rules in found if rules]
 
 
-def _check_change(rules: Sequence[PublishedRule], limit: str) -> None:
+def check_change(rules: Sequence[PublishedRule], limit: str) -> None:
     """Check that the limit of one name of some rules can be changed to another.
 
     Raises:

@@ -33,13 +33,21 @@ running_loop: Final[Callable[[], asyncio.AbstractEventLoop | None]] = asyncio._g
 SHARED_CELLS: Final = 4_096
 WINDOW_DIGEST_BYTES: Final = 8
 """The length of the digests that distinguish the windows of a key in shared stores."""
+NAME_DIGEST_BYTES: Final = 5
+"""How much of it, at its start, is the digest of the bucket's name alone: so a reset finds the windows of one rule."""
 
 
 @lru_cache(MEMO_SIZE)
-def digest_of(*identity: object) -> bytes:
+def digest_of(name: str, *window: object) -> bytes:
     """Return the digest of what identifies a window, such as a rule and `AnyLimit.same_window`; or a level."""
-    text = "\n".join(map(str, identity))
-    return blake2b(text.encode(), digest_size=WINDOW_DIGEST_BYTES).digest()
+    text = "\n".join(map(str, window))
+    digest = blake2b(text.encode(), digest_size=WINDOW_DIGEST_BYTES - NAME_DIGEST_BYTES).digest()
+    return blake2b(name.encode(), digest_size=NAME_DIGEST_BYTES).digest() + digest
+
+
+def name_digests(names: Iterable[str]) -> tuple[bytes, ...]:
+    """Return what the digests of all windows of some buckets' names begin with."""
+    return tuple([digest_of(name)[:NAME_DIGEST_BYTES] for name in names])
 
 
 def keys_shared(max_keys: int) -> Event:

@@ -364,6 +364,15 @@ async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_i
         assert await used(other) == FEW
 
 
+async def test_a_reset_under_one_rule_leaves_the_leases_of_others(store: RedisStore) -> None:
+    other = ((bucket(MINUTES, "other"), "ann", 1),)
+    for checks in [ANN, other] * 20:
+        await settle(store.hit(checks))
+    assert [lease.decision.checks for lease in leases_of(store)] == [ANN, other]
+    assert await store.reset("ann", ["other"]) is True
+    assert [lease.decision.checks for lease in leases_of(store)] == [ANN]
+
+
 @pytest.mark.parametrize(("by", "most"), [("a charge", 0), ("a changed amount", 9)])
 async def test_what_takes_the_units_ends_leases(store: RedisStore, by: str, most: int) -> None:
     limited = bucket(MINUTES)

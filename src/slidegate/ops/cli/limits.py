@@ -8,7 +8,7 @@ import click
 
 from ... import Limiter
 from ...core.errors import closest
-from ..rows import row_of_change
+from ..rows import key_of, row_of_change
 from .main import Answer, asking, note, program, table, time_of, with_author, with_duration, with_reason
 
 _COLUMNS: Final = ("name", "limit", "until", "by", "reason")
@@ -16,7 +16,7 @@ _COLUMNS: Final = ("name", "limit", "until", "by", "reason")
 
 @program.group()
 def limits() -> None:
-    """List, set and restore limits while the application runs, or switch all of them off.
+    """List, set and restore limits while the application runs, reset a key, or switch all of them off.
 
     \b
     Example: slidegate limits list --store redis://localhost:6379/0
@@ -96,3 +96,21 @@ async def restore_limit(limiter: Limiter, name: str, by: str) -> Answer:
         changed = [override.name for override in await limiter.overrides()]
         raise click.ClickException(f"the limit {name} is not changed{closest(name, changed)}")
     return [{"restored": name}], [f"restored: {name}"]
+
+
+@limits.command("reset")
+@asking(writes=True)
+@click.argument("key")
+@click.option("--rule", help="The name of one rule; by default all.")
+async def reset_key(limiter: Limiter, key: str, rule: str | None) -> Answer:
+    """Forget what KEY has spent, under one rule or under all, so that it may spend it again.
+
+    KEY is an address, user:42 or another key as the dashboard shows it. Permits, strikes and bans stay. If it has spent
+    nothing, the exit code is 1.
+
+    \b
+    Example: slidegate limits reset user:42 --rule login
+    """
+    if not await limiter.reset(key_of(key), rule=rule):
+        raise click.ClickException(f"{key} has spent nothing")
+    return [{"reset": key}], [f"reset: {key}"]

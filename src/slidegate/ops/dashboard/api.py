@@ -59,6 +59,7 @@ class Api:
             "client": {"GET": self.read_client},
             "bans": {"GET": self.read_bans, "POST": self.ban, "DELETE": self.unban},
             "limits": {"GET": self.read_limits, "PUT": self.change, "DELETE": self.restore},
+            "windows": {"DELETE": self.reset},
             "history": {"GET": self.read_history},
             "rules": {"GET": self.read_rules},
         }
@@ -77,7 +78,7 @@ class Api:
         """
         operation = self.operations[name][method]
         keywords = {**fields}
-        if method != "GET":
+        if "by" in signature(operation).parameters:
             keywords["by"] = by
         try:
             signature(operation).bind(**keywords)
@@ -158,6 +159,10 @@ class Api:
         if not await self._limiter.unban(target, by=by):
             raise HTTPException(404, f"{key!a} has no ban and no strikes.")
         return {"key": self._limiter.key_for(target)}
+
+    async def reset(self, key: str, rule: str | None = None) -> dict[str, Any]:
+        """Forget what a key has spent, under one rule or under all; `reset` says whether it had spent anything."""
+        return {"key": key, "reset": await self._limiter.reset(key_of(key), rule=rule)}
 
     async def change(self, name: str, limit: str, duration: str, *, reason: str = "", by: str) -> dict[str, Any]:
         """Change the amount of a limit for a while; `limit` is its text, or the amount alone.

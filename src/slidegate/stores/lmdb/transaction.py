@@ -239,9 +239,9 @@ class Transaction:
         has_refunded = refund_all(of_windows, refs, self.rows.now_us)
         return has_refunded or len(of_windows) < len(reservations)
 
-    def reset(self, key: str) -> bool:
-        """Forget the windows of a key; return whether it had spent units."""
-        return self.windows.reset(key)
+    def reset(self, key: str, names: tuple[bytes, ...]) -> bool:
+        """Forget the windows of a key; return whether it had spent units. See `WindowRows.reset`."""
+        return self.windows.reset(key, names)
 
     def reset_all(self) -> bool:
         """Forget the windows of all keys, and all shared cells; return whether units were spent."""

@@ -195,12 +195,17 @@ class WindowRows:
             if not stored:
                 self._rows.recheck_at(self._dbs.ends, self._expires_us(kind, head + window), row, kind)
 
-    def reset(self, key: str) -> bool:
-        """Forget the units in a key's own windows; return whether there were any."""
+    def reset(self, key: str, names: tuple[bytes, ...] = ()) -> bool:
+        """Forget the units in a key's own windows; return whether there were any.
+
+        Args:
+            names: The `name_digests` of the buckets; by default all.
+        """
         self.save_and_clear()
         had_units = False
-        for row, stored in self._rows.starting_with(row_of(key), self._dbs.windows):
-            if len(stored) > HEAD_BYTES:
+        first = row_of(key)
+        for row, stored in self._rows.starting_with(first, self._dbs.windows):
+            if len(stored) > HEAD_BYTES and row.startswith(names or b"", len(first)):
                 had_units |= self._expires_us(WINDOWS, stored) > self._now_us
                 self._txn.put(row, stored[:HEAD_BYTES])
                 if stored.startswith(NO_LIFE):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
 from threading import RLock
@@ -257,8 +257,8 @@ class MemoryStore(Store):
             release_permits(decision, refs)
             return True
 
-    def reset(self, key: str) -> bool:
-        """Forget the windows of `key` under every rule; return whether it had spent units.
+    def reset(self, key: str, names: Collection[str] = ()) -> bool:
+        """Forget the windows of `key`; return whether it had spent units.
 
         The units of the key in a shared cell stay, because they are mixed with those of other keys. Permits stay taken,
         because their requests are still in progress.
@@ -268,8 +268,9 @@ class MemoryStore(Store):
         with self._shards[at].lock:
             now_us, unix_us = self.time_us(), self.unix_us()
             had_units = False
-            for tables in list(self._tables.values()):
-                had_units |= tables[at].reset(key, now_us, unix_us)
+            for (name, _), tables in list(self._tables.items()):
+                is_meant = not names or name in names
+                had_units |= is_meant and tables[at].reset(key, now_us, unix_us)
             return had_units
 
     def reset_all(self) -> bool:

@@ -24,7 +24,7 @@ be gone from Redis, a lease is dropped: its units are neither spent nor refunded
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import random
 from time import monotonic_ns
@@ -286,12 +286,18 @@ class HeldAnswers:
         for name in names or ():
             self._changed_ns[name] = now_ns
 
-    def drop(self, key: str | None = None) -> None:
-        """Use no answer from before now. Redis may count the units no longer that a key, or all, have leased."""
+    def drop(self, key: str | None = None, names: Collection[str] = ()) -> None:
+        """Use no answer from before now. Redis may count the units no longer that a key, or all, have leased.
+
+        Args:
+            key: The key; by default all.
+            names: The names of the buckets; by default all.
+        """
         self.note_change()
         self._dropped_ns = monotonic_ns()
         for subject, held in [*self.answers.items()]:
-            if key is None or any(key == checked for _, checked, _ in held.decision.checks):
+            windows = windows_of(held.decision.checks)
+            if key is None or any(key == checked and (not names or name in names) for name, checked in windows):
                 held.is_dropped = True
                 self.answers.pop(subject, None)
 

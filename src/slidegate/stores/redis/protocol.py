@@ -35,7 +35,7 @@ from ..leases import WORKER_BYTES, HeldPermits
 from ..shared import digest_of
 from ..system_clock import system_us
 
-LAYOUT: Final = 11
+LAYOUT: Final = 12
 """The version of the format of windows, strikes and permits; their fields contain it, so another version starts empty.
 
 Bans, levels and quotas have no version, because every later one reads them: their formats may only gain what an older

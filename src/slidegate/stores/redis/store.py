@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -38,7 +38,7 @@ from ...core.passwords import AnyAddress, address_in
 from ...core.reservation import Reservation
 from ...core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, in_steps, running_loop
+from ..shared import DEFAULT_MAX_BANS, in_steps, name_digests, running_loop
 from .bans import RedisBans
 from .batch import Batcher, Parts
 from .clients import Client, OwnClients, open_client
@@ -229,15 +229,16 @@ class RedisStore(Store):
                 return asyncio.wrap_future(refund)
         return own.refund(reservations)
 
-    def reset(self, key: str) -> Awaitable[bool]:
-        """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
+    def reset(self, key: str, names: Collection[str] = ()) -> Awaitable[bool]:
+        """Forget the windows of `key`; False if there were none. Permits stay taken."""
 
         def read(answer: int, now_us: int) -> bool:
-            self.parts.held.drop(key)  # again: what was asked meanwhile may be from before the reset
+            self.parts.held.drop(key, names)  # again: what was asked meanwhile may be from before the reset
             return answer > 0
 
-        self.parts.held.drop(key)
-        return self.batcher().command([self.parts.packing.name_of(key)], b"reset", read=read)
+        self.parts.held.drop(key, names)
+        command = b"reset", *name_digests(names)
+        return self.batcher().command([self.parts.packing.name_of(key)], *command, read=read)
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; return whether there were any. Permits stay taken.

@@ -57,12 +57,14 @@ local function define_commands()
   end
 
   -- Reset the windows in a hash, but not the permits; return whether any had units that have not left, as 1 or 0.
-  local function reset(name)
+  -- `only` has the digests of the names of buckets whose windows are meant; nil for all.
+  local function reset(name, only)
     local had_units, fields = 0, redis.call("HGETALL", name)
     for at = 1, #fields, 2 do
       local field = fields[at]
       local kind = kind_of(field)
-      if kind == QUOTA_ROW or kind == WINDOW then
+      local digest = sub(field, -FIELD_BYTES, NAME_BYTES - FIELD_BYTES - 1)
+      if (kind == QUOTA_ROW or kind == WINDOW) and (not only or only[digest]) then
         if end_of_value(field, fields[at + 1]) > now then
           had_units = 1
         end
@@ -72,10 +74,14 @@ local function define_commands()
     return had_units
   end
 
-  function commands.reset()
-    local had_units = 0
+  function commands.reset(...)
+    local had_units, only = 0, nil
+    for _, digest in ipairs({ ... }) do
+      only = only or {}
+      only[digest] = true
+    end
     for place = 1, keys_here do
-      had_units = max(had_units, reset(key_at(place)))
+      had_units = max(had_units, reset(key_at(place), only))
     end
     return had_units
   end

@@ -1,6 +1,7 @@
 -- What the other parts share. ARGV[1] is the time of a test clock, or -1 for that of the server.
 
 local FIELD_BYTES = 8 -- of the name of a window in a hash
+local NAME_BYTES = 5 -- of these, at the start: the digest of the bucket's name
 local max, min = math.max, math.min
 local sub = string.sub
 local pack, unpack_from = struct.pack, struct.unpack
