@@ -41,13 +41,12 @@ NAME_DIGEST_BYTES: Final = 5
 def digest_of(name: str, *window: object) -> bytes:
     """Return the digest of what identifies a window, such as a rule and `AnyLimit.same_window`; or a level."""
     text = "\n".join(map(str, window))
-    digest = blake2b(text.encode(), digest_size=WINDOW_DIGEST_BYTES - NAME_DIGEST_BYTES).digest()
-    return blake2b(name.encode(), digest_size=NAME_DIGEST_BYTES).digest() + digest
+    return name_digest(name) + blake2b(text.encode(), digest_size=WINDOW_DIGEST_BYTES - NAME_DIGEST_BYTES).digest()
 
 
-def name_digests(names: Iterable[str]) -> tuple[bytes, ...]:
-    """Return what the digests of all windows of some buckets' names begin with."""
-    return tuple([digest_of(name)[:NAME_DIGEST_BYTES] for name in names])
+def name_digest(name: str) -> bytes:
+    """Return what the digests of all windows of a bucket's name begin with."""
+    return blake2b(name.encode(), digest_size=NAME_DIGEST_BYTES).digest()
 
 
 def keys_shared(max_keys: int) -> Event:

@@ -45,7 +45,7 @@ from ...core.reservation import Reservation
 from ...core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows, Snapshot, Store
 from ..ban_book import BanBook, BookBans
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, in_steps, name_digests, run_unless_on_loop, running_loop
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, in_steps, name_digest, run_unless_on_loop, running_loop
 from ..system_clock import system_us
 from .batching import PAUSE_S, Batcher, answer_of
 from .counts import Options, Room, boot_us
@@ -179,7 +179,7 @@ class LmdbStore(Store):
         Permits stay taken, because their requests are still in progress. The units of the key in a shared cell stay,
         because they are mixed with those of other keys.
         """
-        return self._batcher.command(Transaction.reset, key, name_digests(names), needs_room=False)
+        return self._batcher.command(Transaction.reset, key, tuple(map(name_digest, names)), needs_room=False)
 
     def reset_all(self) -> bool | Awaitable[bool]:
         """Delete the windows of all keys under every rule, and all shared cells; return whether units were spent.

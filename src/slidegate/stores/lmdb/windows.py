@@ -199,7 +199,7 @@ class WindowRows:
         """Forget the units in a key's own windows; return whether there were any.
 
         Args:
-            names: The `name_digests` of the buckets; by default all.
+            names: The `name_digest` of each bucket; by default all.
         """
         self.save_and_clear()
         had_units = False

@@ -38,7 +38,7 @@ from ...core.passwords import AnyAddress, address_in
 from ...core.reservation import Reservation
 from ...core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, in_steps, name_digests, running_loop
+from ..shared import DEFAULT_MAX_BANS, in_steps, name_digest, running_loop
 from .bans import RedisBans
 from .batch import Batcher, Parts
 from .clients import Client, OwnClients, open_client
@@ -237,7 +237,7 @@ class RedisStore(Store):
             return answer > 0
 
         self.parts.held.drop(key, names)
-        command = b"reset", *name_digests(names)
+        command = b"reset", *map(name_digest, names)
         return self.batcher().command([self.parts.packing.name_of(key)], *command, read=read)
 
     async def reset_all(self) -> bool:
