@@ -6,15 +6,15 @@ The names are those of their counts, which stay over restarts, and those for dis
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from ..core.errors import ConfigurationError
 from ..core.options import misplaced_option
 from .client_ip import ClientAddress
 from .keys import parts_of
-from .routes import definition_of
+from .routes import definition_of, text_of_methods
 from .rules import MAX_LABEL, Condition, CostFunction, CountIf, Limits, Rule, printable
 
 if TYPE_CHECKING:
@@ -60,6 +60,11 @@ class EndpointRule(Rule):
                 )
 
 
+_IN_TEXT: Final = ("limits", "limits_function", "concurrency", "is_shadow", "label")
+"""The attributes of a limit that its name has anyway."""
+_PLAIN: Final = EndpointRule("*", "1/second")
+
+
 def check_options(options: Collection[str]) -> None:
     """Check the names of the options of a `RateLimit`: those of a `Rule` that it lacks would have no effect.
 
@@ -90,7 +95,7 @@ def rule_at(limit: Rule, function: Any, endpoint: Any, route: str) -> tuple[Rule
     where = dotted_name(function)
     if not is_found_by_name(function):  # others may have this module and name, too: the route tells them apart
         where = f"{where} {route}"
-    return rule, rule.identity_of(f"{where} {text_of(rule)}")
+    return rule, rule.identity_of(" ".join([where, text_of(rule), *_options_of(rule)]))
 
 
 def _label_at(function: Any, endpoint: Any, route: str) -> str:
@@ -110,13 +115,29 @@ def _label_at(function: Any, endpoint: Any, route: str) -> str:
 
 def text_of(rule: Rule) -> str:
     """Return the limits of a rule as text; those of a function by its name, with the place if that is not unique."""
-    function = rule.limits_function
-    if function is None:
+    if rule.limits_function is None:
         return "; ".join(map(str, rule.all_limits))
+    return f"by {_place_of(rule.limits_function)}"
+
+
+def _options_of(rule: Rule) -> Iterator[str]:
+    """Yield the options that decide which requests a limit counts, and how; none for one of limits alone."""
+    for option, value in vars(rule).items():
+        if option in _IN_TEXT or value == vars(_PLAIN)[option]:
+            continue
+        if option == "methods":
+            value = text_of_methods(value)
+        elif callable(value):
+            value = _place_of(value)
+        yield f"{option}={value}"
+
+
+def _place_of(function: Any) -> str:
+    """Return the name of a function as text, with its line if the name does not lead to it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or is_found_by_name(function):
-        return f"by {dotted_name(function)}"
-    return f"by {dotted_name(function)} in line {code.co_firstlineno}"
+        return dotted_name(function)
+    return f"{dotted_name(function)} in line {code.co_firstlineno}"
 
 
 def dotted_name(function: Any) -> str:
