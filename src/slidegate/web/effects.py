@@ -19,10 +19,11 @@ from ..limiter.aio import in_background
 from ..limiter.engine import Engine
 from ..limiter.observers import Outcome, notify
 from .callbacks import UserCallbacks
+from .failures import FAILED, is_failure
 from .plan import LEFT, Effect, Plan
 from .rules import Rule
 from .signals import Signals
-from .visit import FAILED, Visit, is_failure
+from .visit import Visit
 
 
 def _true_or_false(counts: object) -> bool:

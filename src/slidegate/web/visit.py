@@ -10,24 +10,21 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
-from starlette.websockets import WebSocketDisconnect
 
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError
 from .clients import KEY, Client, outside, visit_of
+from .failures import answered_status, handler_of, is_failure
 from .headers import Completed, Fields, Rendered, completed, joined, names_in
 from .plan import Plan
 
 _HANDSHAKES: Final = {"websocket.accept": 101, "websocket.http.response.start": 403}
 STARTS: Final = {"http.response.start": 200, **_HANDSHAKES}
 """The messages that start a response and have header fields, and the default status of each."""
-FAILED: Final = 500
-"""The status that a server sends if the application raises before it answers."""
 CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
 _LASTS: Final = frozenset(
@@ -270,14 +267,18 @@ class Visit:
             is_within: Whether an application around the middleware answers exceptions.
         """
         raised: BaseException | None = error
-        is_unanswered = is_failure(error) and not self.status
         try:
-            if is_unanswered and is_within and isinstance(error, HTTPException):
-                await self._start_effects(error.status_code)
-                self.status = error.status_code
-                raised = None  # its answer is no failure
-            elif is_unanswered:
-                await self._start_effects(FAILED)  # the server will answer so
+            if is_failure(error) and not self.status:
+                handler = None
+                if is_within:
+                    handler = handler_of(error, self.scope)
+                if handler is not None:
+                    raised = None  # its answer is no failure
+                status = answered_status(error, handler, self.scope)
+                if status:
+                    await self._start_effects(status)
+                if status and handler is not None:
+                    self.status = status
         finally:
             await self.end(raised)
 
@@ -362,11 +363,6 @@ ENDED_CHANNELS: Final[Mapping[str, tuple[Receive, Send]]] = {
     "websocket": (_receive_websocket_disconnect, _send_after_close),
 }
 """The channels of a request that is over, by the type of its scope: a task that outlives it finds the client gone."""
-
-
-def is_failure(error: BaseException) -> bool:
-    """Return whether a server answers an exception with 500, which it does not when the client has disconnected."""
-    return isinstance(error, Exception) and not isinstance(error, (ClientDisconnect, WebSocketDisconnect))
 
 
 def active_visit_of(request: HTTPConnection, caller: str) -> Visit | None:
