@@ -13,12 +13,11 @@ from ..web.client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
 from ..web.clients import GONE, KEY, Client
 from ..web.finding import Finding
 from ..web.keys import parts_of, person_of, user
-from ..web.plan import Effect
 from ..web.policy import Policy
 from ..web.published import published_rules
 from ..web.routes import mounted_routes, routes_of
 from ..web.rules import Rule
-from ..web.visit import STARTS, Visit
+from ..web.visit import STARTS, Effect, Visit
 from . import routes, settings
 
 _OF_PROXIES: Final = (b"x-forwarded-for", b"forwarded")

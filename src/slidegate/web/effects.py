@@ -20,10 +20,10 @@ from ..limiter.engine import Engine
 from ..limiter.observers import Outcome, notify
 from .callbacks import UserCallbacks
 from .failures import FAILED, is_failure
-from .plan import LEFT, Effect, Plan
+from .plan import LEFT, Plan
 from .rules import Rule
 from .signals import Signals
-from .visit import Visit
+from .visit import Effect, Visit
 
 
 def _true_or_false(counts: object) -> bool:

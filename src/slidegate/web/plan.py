@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from starlette.types import Scope
@@ -37,30 +37,6 @@ class Signal(NamedTuple):
     ban_policy: BanPolicy
     weight: int
     reason: str
-
-
-class Effect:
-    """Something that happens to a `Visit` when its response starts, or when it ends.
-
-    Attributes:
-        statuses: The statuses of responses for which `start` has to be called; None for all.
-        ends: Whether `end` has to be called.
-    """
-
-    statuses: Collection[Any] | None = None
-    ends = False
-
-    def start(self, visit: Any, status: Any) -> Awaitable[object] | None:
-        """Act when the status of a response is known, before its first message is sent."""
-        return None
-
-    def end(self, visit: Any, error: BaseException | None) -> Awaitable[object] | None:
-        """Act once: after the last byte of the response, or else when the application returns or raises.
-
-        Args:
-            error: What the application has raised; None if it has returned, or after the last byte.
-        """
-        return None
 
 
 class Traits(NamedTuple):
@@ -132,7 +108,7 @@ class Plan:
             elif bound.rule.counts and self.verdict.allowed:
                 self.limiting.append(bound)
         self.waiting = _waiting(self.limiting)
-        self.effects: Sequence[Effect] = ()
+        self.effects: Sequence[Any] = ()
         self.rendered: Rendered | None = None
         self.calls_functions = any(bound.calls_functions for bound in self.limiting)
         is_one_hit = bool(self.limiting) and not self.waiting and not self.calls_functions

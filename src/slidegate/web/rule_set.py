@@ -20,8 +20,9 @@ from .default_limits import DefaultLimits
 from .headers import Headers
 from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, Texts
-from .plan import Effect, Plan, RuleMatch, Signal, Traits
+from .plan import Plan, RuleMatch, Signal, Traits
 from .rules import Limits, LimitsFunction, Rule
+from .visit import Effect
 
 Honeypots: TypeAlias = Callable[[Texts], Sequence[Signal]]
 """Returns the signals of ban policies for a path."""

@@ -7,7 +7,7 @@ channels of the server, which refer to the scope.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import HTTPConnection
@@ -43,6 +43,30 @@ UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)
 
 class Visit:
     """One request in one middleware.
+class Effect:
+    """Something that happens to a `Visit` when its response starts, or when it ends.
+
+    Attributes:
+        statuses: The statuses of responses for which `start` has to be called; None for all.
+        ends: Whether `end` has to be called.
+    """
+
+    statuses: Collection[Any] | None = None
+    ends = False
+
+    def start(self, visit: Visit, status: Any) -> Awaitable[object] | None:
+        """Act when the status of a response is known, before its first message is sent."""
+        return None
+
+    def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
+        """Act once: after the last byte of the response, or else when the application returns or raises.
+
+        Args:
+            error: What the application has raised; None if it has returned, or after the last byte.
+        """
+        return None
+
+
 
     Args:
         policy: The `Policy` of the middleware.
@@ -94,7 +118,7 @@ class Visit:
         self.send_on = send
         self.client = client
         self.plan = plan
-        self.effects = plan.effects
+        self.effects: Sequence[Effect] = plan.effects
         self.own_decisions: tuple[Decision, ...] = ()
         self.status: Any = 0
         self.rendered: Rendered | None = plan.rendered

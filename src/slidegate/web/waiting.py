@@ -20,8 +20,8 @@ from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
 from .keys import Key, KeyFunction, parts_of
-from .plan import LEFT, Effect
-from .visit import Visit, discard_message
+from .plan import LEFT
+from .visit import Effect, Visit, discard_message
 
 _MOST_AHEAD_BYTES: Final = 65_536
 """How much of a body is read while a request waits; a client that disconnects later is not noticed."""
