@@ -69,19 +69,14 @@ class BodyReader:
         return message
 
 
-def request_of(visit: Any, at_endpoint: HTTPConnection | None = None) -> HTTPConnection:
-    """Return the request for the user's functions.
+def begin_body(visit: Any) -> None:
+    """Follow what functions at an endpoint read of the body of a request.
 
     Args:
         visit: The request in its middleware.
-        at_endpoint: The request as its endpoint sees it, with its body; None in the middleware, where it has none.
     """
-    scope: Scope = visit.scope
-    if at_endpoint is not None:
-        if scope["type"] == "http" and not isinstance(visit.receive_from, BodyReader):
-            visit.receive_from = BodyReader(visit.receive_from)
-        return at_endpoint
-    return request_in(scope)
+    if visit.scope["type"] == "http" and not isinstance(visit.receive_from, BodyReader):
+        visit.receive_from = BodyReader(visit.receive_from)
 
 
 def request_in(scope: Scope) -> HTTPConnection:

@@ -6,11 +6,10 @@ needs a look at the client or the scope alone; a function of the user's replaces
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from starlette.requests import HTTPConnection
-from starlette.types import Scope
 
 from ..core.buckets import Bucket, Check, windows_of
 from ..core.decision import Decision, Reason
@@ -18,7 +17,7 @@ from ..core.events import Event
 from ..limiter.aio import answer_of
 from ..limiter.engine import Engine
 from .bound_rule import BoundRule
-from .callbacks import UserCallbacks, request_of, whole_cost
+from .callbacks import UserCallbacks, request_in, whole_cost
 from .plan import Plan, RuleMatch, Traits
 from .rule_set import RuleSet
 from .signals import Signals
@@ -64,7 +63,7 @@ class Counting:
         if visit.client.verdict is not None:
             return visit.client.verdict
         if visit.plan.is_conditional:
-            visit.plan = await self.narrow(visit, visit.plan)
+            visit.plan = await self.narrow(visit, visit.plan, request_in(visit.scope))
             visit.effects = [*visit.effects, *visit.plan.effects]
         plan = visit.plan
         if plan.strikes:
@@ -73,38 +72,38 @@ class Counting:
                 return refusal
         if not plan.limiting and not self._engine.store.bans.may_refuse():
             return plan.verdict
-        return await self.count(visit, plan)
+        return await self.count(visit, plan, request_in(visit.scope))
 
-    async def count(self, visit: Visit, plan: Plan, at_endpoint: HTTPConnection | None = None) -> Decision:
+    async def count(self, visit: Visit, plan: Plan, request: HTTPConnection) -> Decision:
         """Charge the limits of a plan, unless a ban refuses the request.
 
         Args:
             visit: The request in its middleware.
             plan: The plan of the request, or of its endpoint.
-            at_endpoint: The request as its endpoint sees it, with its body; None in the middleware.
+            request: The request as functions get it: in the middleware without its body.
         """
-        subjects, scope = visit.client.subjects, visit.scope
-        if at_endpoint is not None:
-            scope = at_endpoint.scope
+        client = visit.client
+        subjects = client.subjects
         if plan.calls_functions:
             checks: list[Check] = []
             for bound in plan.limiting:
-                charges = await self._charges_of(bound, visit, at_endpoint)
+                charges = await self._charges_of(bound, visit, request)
                 checks += charges.checks
                 # A ban of a key holds where a rule reads it, also if the rule counts nothing of the request.
                 subjects = self._signals.joined(subjects, charges.unlimited)
         else:
-            checks = plan.checks(scope, visit.client.key)
-        if at_endpoint is not None:
-            if self._signals.keyed:  # a dependency may have set the user since
-                subjects = self._signals.with_keys(subjects, scope, visit.client.key)
-            checks = _uncharged_at_endpoint(visit, checks)
-            if not checks and subjects is visit.client.subjects:  # no other key may be banned
+            checks = plan.checks(request.scope, client.key)
+        if self._signals.keyed:  # a dependency may have set the user since the request arrived
+            subjects = self._signals.with_keys(subjects, request.scope, client.key)
+        for earlier in visit.own_decisions:
+            if earlier.allowed and earlier.checks:
+                checks = uncharged(earlier.checks, checks)
+        if not checks:
+            is_asked = visit.own_decisions and subjects is client.subjects  # no other key may be banned
+            if is_asked or not self._engine.store.bans.may_refuse():  # nothing to ask
                 return plan.verdict
-        if not checks and not self._engine.store.bans.may_refuse():  # nothing to ask
-            return plan.verdict
         if plan.waiting:
-            decision = await self._waiting.hit(visit, plan.waiting, checks, subjects, at_endpoint)
+            decision = await self._waiting.hit(visit, plan.waiting, checks, subjects, request)
         else:
             answer = self._engine.hit(checks, subjects)
             decision = answer if isinstance(answer, Decision) else await answer
@@ -112,24 +111,9 @@ class Counting:
             return plan.verdict
         return decision
 
-    def hit_at_endpoint(self, visit: Visit, plan: Plan, scope: Scope) -> Decision | Awaitable[Decision]:
-        """Charge the limits of an endpoint in one hit, where they alone decide.
-
-        Args:
-            visit: The request in its middleware, whose policies ban no further keys.
-            plan: The plan of the endpoint, which is direct.
-            scope: The scope at the endpoint.
-        """
-        client = visit.client
-        checks = _uncharged_at_endpoint(visit, plan.checks(scope, client.key))
-        if not checks:
-            return plan.verdict
-        return self._engine.hit(checks, client.subjects)
-
-    async def _charges_of(self, bound: BoundRule, visit: Visit, at_endpoint: HTTPConnection | None) -> _Charges:
+    async def _charges_of(self, bound: BoundRule, visit: Visit, request: HTTPConnection) -> _Charges:
         """Return what a rule charges a request, calling its functions if it has some."""
         rule, ask = bound.rule, self._calls.ask
-        request = request_of(visit, at_endpoint)
         bucket, cost = bound.bucket, rule.cost
         if rule.limits_function is not None:
             bucket = await ask(rule, request, "limits", rule.limits_function, bound.bucket_for, bucket)
@@ -146,13 +130,12 @@ class Counting:
 
     # -- conditions and shadow rules -----------------------------------------------------------------------------------
 
-    async def narrow(self, visit: Visit, plan: Plan, at_endpoint: HTTPConnection | None = None) -> Plan:
+    async def narrow(self, visit: Visit, plan: Plan, request: HTTPConnection) -> Plan:
         """Return the plan of a request after evaluating the conditions of its rules in order, each function once.
 
         Limits apply generously and exemptions strictly: if a condition fails, a limit or a block applies, but `exempt`
         and `final` do not.
         """
-        request = request_of(visit, at_endpoint)
         answers: dict[int, bool | None] = {}  # by identity, as not every callable is hashable; None for a failure
         matches: list[RuleMatch] = []
         for bound, ends in plan.matches:
@@ -171,12 +154,10 @@ class Counting:
                 break
         return self._rules.plan_of(matches, plan.strikes, Traits(plan.traits.is_preflight, is_evaluated=True))
 
-    async def observe(
-        self, visit: Visit, shadows: Sequence[BoundRule], at_endpoint: HTTPConnection | None = None
-    ) -> None:
+    async def observe(self, visit: Visit, shadows: Sequence[BoundRule], request: HTTPConnection) -> None:
         """Count an admitted request under shadow rules, and report those that would have refused it."""
         for bound in shadows:
-            charges = await self._charges_of(bound, visit, at_endpoint)
+            charges = await self._charges_of(bound, visit, request)
             checks = [*charges.checks]
             for earlier, _ in visit.observed:
                 checks = uncharged(earlier, checks)
@@ -202,14 +183,6 @@ def _capped(cost: int, cost_max: int | None, bucket: Bucket | None) -> int:
     if bucket is not None:
         cost = min([cost, *(limit.amount for limit in bucket.limits)])
     return cost
-
-
-def _uncharged_at_endpoint(visit: Visit, checks: list[Check]) -> list[Check]:
-    """Return the checks of an endpoint without what the request was charged before, which is not charged again."""
-    for decision in visit.own_decisions:
-        if decision.allowed and decision.checks:
-            checks = uncharged(decision.checks, checks)
-    return checks
 
 
 def uncharged(earlier: Sequence[Check], checks: list[Check]) -> list[Check]:

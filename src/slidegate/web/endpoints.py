@@ -23,6 +23,7 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
+from .callbacks import begin_body
 from .clients import KEY, visit_of
 from .decorators import LIMITS_MARK, decorated
 from .default_limits import EXEMPT_MARK
@@ -197,34 +198,30 @@ class RateLimit:
         plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or self)
         if policy.findings.requests_left:
             policy.inspection.of_endpoint(visit, plan.matches[0].bound.rule, scope)
-        if plan.is_direct and not policy.signals.keyed:  # limits alone, as for most endpoints
-            decision = policy.counting.hit_at_endpoint(visit, plan, scope)
-            if not isinstance(decision, Decision):
-                decision = await decision
-        else:
+        if not plan.is_direct:  # it may call functions
+            begin_body(visit)
             if plan.is_conditional:
                 plan = await policy.counting.narrow(visit, plan, connection)
-            decision = await policy.counting.count(visit, plan, connection)
+        decision = await policy.counting.count(visit, plan, connection)
         if not decision.allowed:
-            await self._refuse(visit, decision, plan, scope)  # raises
+            await self._refuse(visit, decision, scope)  # raises
         if decision.checks:
-            visit.add_decision(decision, plan.rendered_of(decision))
+            visit.add(decision)
             if plan.effects:
                 visit.effects = [*visit.effects, *plan.effects]
         elif visit.refusal is not None:  # a refusal that was caught; otherwise what counts nothing is no decision
-            visit.add_decision(decision, None)
+            visit.add(decision)
         if plan.shadows:
             await policy.counting.observe(visit, plan.shadows, connection)
 
-    async def _refuse(self, visit: Visit, decision: Decision, plan: Plan, scope: Scope) -> NoReturn:
+    async def _refuse(self, visit: Visit, decision: Decision, scope: Scope) -> NoReturn:
         """Refuse a request at its endpoint.
 
         Raises:
             RateLimitExceeded: The refusal; `WebSocketException` for a websocket that gets no answer.
         """
         refusals: Refusals = visit.policy.refusals
-        rendered = plan.rendered_of(decision)
-        visit.add_decision(decision, rendered)
+        visit.add(decision)
         if visit.policy.signals.by_refusal:
             await visit.policy.signals.at_refusal(visit, decision, scope)
         is_websocket = scope["type"] == "websocket"
@@ -236,9 +233,8 @@ class RateLimit:
                 raise WebSocketException(POLICY_VIOLATION, "banned")
             code = TRY_AGAIN_LATER if visit.status else POLICY_VIOLATION
             raise WebSocketException(code, "Too many requests.")
-        answer = refusals.answer(decision, rendered)
-        visit.add_needed(answer.needed)
-        raise EndpointRefusal(decision, answer)
+        visit.answer = refusals.answer(decision)
+        raise EndpointRefusal(decision, visit.answer)
 
     def _plan(self, policy: Policy, scope: Scope, endpoint: Any) -> Plan:
         """Return the plan of the requests to an endpoint."""

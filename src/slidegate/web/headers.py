@@ -38,13 +38,16 @@ MAX_FIELD: Final = 8_192
 _NAME: Final = re.compile(r'"([\w.]+)";q=')
 
 
-def joined(named: Sequence[Decision]) -> Decision:
-    """Return decisions of a request that name limits as one, in which the last reading of each window counts.
+def joined(decisions: Sequence[Decision]) -> Decision:
+    """Return the decisions of a request that name limits as one, in which the last reading of each window counts.
 
-    Each reading keeps its spans, which are from the decision that has made it.
+    Each reading keeps its spans, which are from the decision that has made it. If none names limits, it is the last.
     """
-    last = named[-1]
-    if len(named) == 1:
+    if len(decisions) == 1:
+        return decisions[0]
+    named = [decision for decision in decisions if decision.readings]
+    last = (named or decisions)[-1]
+    if len(named) < 2:
         return last
     latest: dict[object, tuple[Check, list[WindowState]]] = {}
     for decision in named:
@@ -81,7 +84,6 @@ class Rendered:
         self._policy: Field = b"ratelimit-policy", ", ".join(self._policies).encode()
         self._text = b", ".join(self._items)
         self._amounts = [limit.amount for limit in self.limits]
-        self._amount = self._amounts[0]
 
     def added_to(self, message: Message, decision: Decision) -> Message:
         """Return the first message of a response with RateLimit-Policy and RateLimit behind its other fields.
@@ -98,24 +100,12 @@ class Rendered:
         return message
 
 
-class Completed(Rendered):
-    """The same for a refusal that an application answers, with the fields that every answer to it has.
-
-    Args:
-        rendered: That of its limits.
-        needed: Those fields.
-    """
-
-    def __init__(self, rendered: Rendered, needed: Fields) -> None:
-        self._rendered = rendered
-        self._needed = needed
-
-    def added_to(self, message: Message, decision: Decision) -> Message:
-        return completed(self._rendered.added_to(message, decision), self._needed)
-
-
 class _OneLimit(Rendered):
     """The same for one limit, which most requests have."""
+
+    def __init__(self, buckets: Sequence[Bucket], taken: Sequence[str]) -> None:
+        super().__init__(buckets, taken)
+        (self._amount,) = self._amounts
 
     def added_to(self, message: Message, decision: Decision) -> Message:
         if not decision.readings:
@@ -162,17 +152,13 @@ class Headers:
         """Return what the answers to all requests with these checks have in common.
 
         Args:
-            checks: The checks, at least one.
+            checks: The checks; without any there are no fields.
             taken: The names in the fields of middlewares within.
         """
-        return self.of_buckets([bucket for bucket, _, _ in checks], taken)
-
-    def of_buckets(self, buckets: Sequence[Bucket], taken: Sequence[str] = ()) -> Rendered:
-        """Return the same, given the buckets of the checks."""
-        memo_key = (*buckets, *taken)
+        memo_key = (*[bucket for bucket, _, _ in checks], *taken)
         rendered = self._rendered.get(memo_key)
         if rendered is None:
-            rendered = remember(self._rendered, memo_key, self._new(buckets, taken))
+            rendered = remember(self._rendered, memo_key, self._new([bucket for bucket, _, _ in checks], taken))
         return rendered
 
     def _new(self, buckets: Sequence[Bucket], taken: Sequence[str]) -> Rendered:

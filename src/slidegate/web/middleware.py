@@ -22,6 +22,7 @@ from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
 from .broken import FailsAtStartup, fail_startup, place_of
+from .callbacks import request_in
 from .client_ip import ClientAddress
 from .effects import ReportOutcome
 from .headers import HeaderStyles
@@ -215,14 +216,13 @@ class RateLimitMiddleware(FailsAtStartup):
             else:  # lists, conditions, honeypots, functions, waits: in this order, there
                 decision = await policy.counting.decide(visit)
                 plan = visit.plan  # that of the conditions which are true
-                visit.rendered = plan.rendered_of(decision)
-            visit.own_decisions = (decision,)
-            if visit.shared is not None:
-                visit.shared.append((policy, decision))
-                visit.rendered = None  # the response tells of several
+            if visit.shared is None:
+                visit.own_decisions = (decision,)
+            else:  # in several middlewares
+                visit.add(decision)
             if decision.allowed:
                 if plan.shadows:
-                    await policy.counting.observe(visit, plan.shadows)
+                    await policy.counting.observe(visit, plan.shadows, request_in(scope))
                 await self.app(scope, visit.receive, visit.send)
             else:  # strikes, reports, the answer: in this order, there
                 await policy.refusals.refuse(visit, decision)
@@ -279,7 +279,7 @@ class RateLimitMiddleware(FailsAtStartup):
         # For `client_key`, `decision_of` and the like within the application.
         channels = ENDED_CHANNELS[scope["type"]]
         visit = Visit(policy, scope, *channels, policy.clients.of(scope), policy.rules.nothing)
-        visit.add_decision(DISABLED, None)
+        visit.add(DISABLED)
         try:
             await self.app(scope, receive, send)
         finally:

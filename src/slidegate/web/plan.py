@@ -76,9 +76,9 @@ class Plan:
         is_direct: Whether one hit with `checks` decides them: there are limits, which call no function and do not wait,
             and neither conditions nor honeypots.
         verdict: What decides if no limit counts: exempt, or blocked by a rule.
-        effects: What depends on their responses.
-        rendered: The header fields of their decisions without the numbers; None if these depend on functions or on a
-            wait, or if there are none.
+        effects: What depends on their responses: each an `Effect` of `visit.py`.
+        rendered: The header fields of an admission by these limits, without the numbers; None if functions or a wait
+            decide which limits that are, or if there are none.
     """
 
     def __init__(
@@ -86,7 +86,6 @@ class Plan:
     ) -> None:
         self.matches = matches
         self.traits = traits
-        self.headers = headers
         self.is_enforced = traits.is_enforced
         has_condition = any(bound.rule.when is not None for bound, _ in matches)
         self.is_conditional = has_condition and not traits.is_evaluated
@@ -117,7 +116,8 @@ class Plan:
         if all(bound.key is None for bound in self.limiting):
             self._by_client = [charge for bound in self.limiting for charge in bound.charges]
         if is_one_hit:
-            self.rendered = headers.of_buckets([bucket for bound in self.limiting for bucket, _ in bound.charges])
+            charges = [charge for bound in self.limiting for charge in bound.charges]
+            self.rendered = headers.of([(bucket, "", cost) for bucket, cost in charges])
 
     def checks(self, scope: Scope, client_key: str) -> list[Check]:
         """Return the checks of a request; only if no rule that limits it calls a function."""
@@ -128,12 +128,6 @@ class Plan:
             for bound in self.limiting:
                 checks += bound.checks(scope, client_key)
         return checks
-
-    def rendered_of(self, decision: Decision) -> Rendered | None:
-        """Return what the fields of all decisions with the checks of one have in common; None if it names no limits."""
-        if self.rendered is None and decision.readings:
-            return self.headers.of(decision.checks)
-        return self.rendered
 
 
 def _waiting(limiting: Sequence[BoundRule]) -> Sequence[BoundRule]:

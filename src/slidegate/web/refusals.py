@@ -72,6 +72,7 @@ class Answer(NamedTuple):
         needed: The header fields that every answer to this request has.
         fields: These, and those of the body.
         headers: The needed ones as an `HTTPException` has them.
+        rendered: What its fields of limits have in common with others; None if it names no limits.
     """
 
     status: int
@@ -80,6 +81,7 @@ class Answer(NamedTuple):
     needed: Fields
     fields: Fields
     headers: dict[str, str]
+    rendered: Rendered | None = None
 
 
 class Refusals:
@@ -125,14 +127,16 @@ class Refusals:
             await self._signals.at_refusal(visit, decision, scope)
         if self.wants("exceeded"):
             self.report(visit, decision, scope)
-        answer = self.answer(decision, visit.rendered)
+        answer = self.answer(decision)
         if self.on_refused is not None or scope["type"] == "websocket":
-            visit.add_needed(answer.needed)
+            visit.answer = answer
             await self._send(visit, decision, answer, scope, visit.receive, visit.send)
             return
         start, body = _messages(scope, answer)
         visit.status = answer.status  # no effect depends on the status of this answer
-        await visit.send_on(visit.with_fields(start))
+        if answer.rendered is not None:
+            start = answer.rendered.added_to(start, decision)
+        await visit.send_on(start)
         await visit.send_on(body)
 
     async def answer_at_endpoint(
@@ -149,7 +153,6 @@ class Refusals:
         """
         answer = self.answer(decision, names_limits=names_limits)
         if visit.scope is None:  # the handler is around the middleware, which is one of a route, and over
-            visit.add_needed(answer.needed)
             send = visit.adding_fields(send)
         await self._send(visit, decision, answer, scope, receive, send)
 
@@ -180,18 +183,16 @@ class Refusals:
         for message in _messages(scope, answer):
             await send(message)
 
-    def answer(self, decision: Decision, rendered: Rendered | None = None, *, names_limits: bool = True) -> Answer:
+    def answer(self, decision: Decision, *, names_limits: bool = True) -> Answer:
         """Return the default answer to a refused request.
 
         Args:
-            rendered: What all answers with its checks have in common, if that is known.
             names_limits: Whether its limits stand in the header fields. Those of a limited function do not, and have
                 the names of modules; so the answer does not name them.
         """
         if not decision.readings:
             return self._without_limit(decision)
-        if rendered is None:
-            rendered = self._headers.of(decision.checks)
+        rendered = self._headers.of(decision.checks)
         waits_s: list[int] = []
         for _, _, _, wait_us in decision.readings:
             wait_s = wait_us  # 0 for room, below for a permit or for ever
@@ -207,7 +208,8 @@ class Refusals:
             if names_limits:
                 names = tuple([name for name, _ in violated])
             detail = _too_much([limit for _, limit in violated], too_large=decision.reason is Reason.TOO_LARGE)
-            answer = remember(self._answers, memo_key, _answer(_QUOTA, 429, detail, decision.retry_after, names))
+            answer = _answer(_QUOTA, 429, detail, decision.retry_after, names)._replace(rendered=rendered)
+            remember(self._answers, memo_key, answer)
         return answer
 
     def _without_limit(self, decision: Decision) -> Answer:

@@ -19,8 +19,8 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError
 from .clients import KEY, Client, outside, visit_of
 from .failures import answered_status, handler_of, is_failure
-from .headers import Completed, Fields, Rendered, completed, joined, names_in
-from .plan import Plan
+from .headers import Rendered, completed, joined, names_in
+from .plan import EXEMPT, Plan
 
 _HANDSHAKES: Final = {"websocket.accept": 101, "websocket.http.response.start": 403}
 STARTS: Final = {"http.response.start": 200, **_HANDSHAKES}
@@ -37,12 +37,12 @@ _LASTS: Final = frozenset(
     }
 )
 """The messages that end a response, unless more of the body follows. Trailers come after the end."""
+_EXEMPT: Final = (EXEMPT,)
+"""The decisions about a request that nothing counts."""
 UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)
 """Why nothing at all counts a request."""
 
 
-class Visit:
-    """One request in one middleware.
 class Effect:
     """Something that happens to a `Visit` when its response starts, or when it ends.
 
@@ -67,6 +67,8 @@ class Effect:
         return None
 
 
+class Visit:
+    """One request in one middleware.
 
     Args:
         policy: The `Policy` of the middleware.
@@ -84,8 +86,6 @@ class Effect:
         own_decisions: The decisions of this middleware: about its rules, then about limits at endpoints within. A
             refusal is not among them once the request was decided again.
         status: The status of the response, of whatever type the application sends; 0 before its first message.
-        rendered: The header fields of the response, but for the numbers of the last decision; None if they are not
-            known before, or tell of several decisions, here or in another middleware.
     """
 
     __slots__ = (  # what each request needs; the rest, which few need, is in the `__dict__` that they have then
@@ -96,7 +96,6 @@ class Effect:
         "plan",
         "policy",
         "receive_from",
-        "rendered",
         "scope",
         "send_on",
         "status",
@@ -106,6 +105,8 @@ class Effect:
     """The visit of the middleware around this one."""
     shared: list[tuple[Any, Decision]] | None = None
     """The decisions of all middlewares about the request, each with its policy, if there are several."""
+    answer: Any = None
+    """The default `Answer` to the last refusal of this middleware; None before there is one."""
     struck: tuple[BanPolicy, ...] = ()
     """The ban policies that the request has struck."""
     observed: tuple[tuple[Sequence[Check], str], ...] = ()
@@ -121,7 +122,6 @@ class Effect:
         self.effects: Sequence[Effect] = plan.effects
         self.own_decisions: tuple[Decision, ...] = ()
         self.status: Any = 0
-        self.rendered: Rendered | None = plan.rendered
         last = scope.setdefault(KEY, self)
         if last is not self:
             self._join(last)
@@ -145,7 +145,6 @@ class Effect:
         outer.shared[:] = [(policy, decision) for policy, decision in outer.shared if policy in around]
         self.outer = outer
         self.shared = outer.shared
-        self.rendered = outer.rendered = None  # the response tells of several decisions
 
     def visits(self) -> Iterator[Visit]:
         """Yield this visit and those around it."""
@@ -176,7 +175,9 @@ class Effect:
         if not self.own_decisions:
             return None
         last = self.own_decisions[-1]
-        if last.allowed or self.decisions[-1][1] is not last:
+        if last.allowed:
+            return None
+        if self.shared is not None and self.shared[-1][1] is not last:  # another middleware decided after it
             return None
         return last
 
@@ -210,40 +211,45 @@ class Effect:
         """Whether ban policies strike for the request."""
         return self.plan.is_enforced and not self.plan.is_exempt
 
-    def add_decision(self, decision: Decision, rendered: Rendered | None) -> None:
-        """Record a decision of this middleware.
-
-        Args:
-            rendered: What the fields of all decisions with its checks have in common; None if that is not known.
-        """
-        earlier = self.own_decisions
-        if earlier and not earlier[-1].allowed:  # the application caught this refusal, so no field shows it
-            earlier = earlier[:-1]
-        self.rendered = rendered
-        for admission in earlier:
-            if admission.readings:
-                self.rendered = None  # the fields show several decisions
+    def add(self, decision: Decision) -> None:
+        """Record a decision of this middleware. A refusal before it was caught, and stands nowhere any more."""
+        earlier = _without_refusal(self.own_decisions)
+        if earlier == _EXEMPT:  # it says nothing beside another decision
+            earlier = ()
         self.own_decisions = (*earlier, decision)
-        if self.shared is not None:
-            self.rendered = None
-            self.shared.append((self.policy, decision))
-
-    def add_needed(self, fields: Fields) -> None:
-        """Add the fields that the last decision, a refusal, needs; also to the answer of an exception handler.
-
-        Where the fields are not known before, `_with_all_fields` adds these as well.
-        """
-        rendered, self.rendered = self.rendered, None
-        if rendered is not None and self.own_decisions[-1].readings:
-            self.rendered = Completed(rendered, fields)
+        if self.shared is None:
+            return
+        for visit in self.visits():
+            if visit is not self:
+                visit.own_decisions = _without_refusal(visit.own_decisions)
+        if self.shared and not self.shared[-1][1].allowed:
+            self.shared.pop()
+        self.shared.append((self.policy, decision))
 
     # -- header fields -------------------------------------------------------------------------------------------------
 
     def with_fields(self, message: Message) -> Message:
         """Return the first message with the fields of the decisions that stand, and those that a refusal needs."""
-        if self.rendered is None:
-            return self._with_all_fields(message)
-        return self.rendered.added_to(message, self.own_decisions[-1])
+        refusal = self.refusal
+        if refusal is None:
+            return self._with_limits(message)
+        answer = self.answer
+        if len(self.own_decisions) == 1 and self.shared is None and answer.rendered is not None:
+            message = answer.rendered.added_to(message, refusal)
+        else:
+            message = self._with_limits(message)
+        if message["type"].endswith("http.response.start"):  # also that of a websocket
+            message = completed(message, answer.needed)
+        return message
+
+    def _with_limits(self, message: Message) -> Message:
+        """Return the first message with the fields of the limits in the decisions that stand."""
+        decision = joined(self.own_decisions)
+        taken: Sequence[str] = ()
+        if self.shared is not None:
+            taken = names_in(message)
+        rendered: Rendered = self.policy.headers.of(decision.checks, taken)
+        return rendered.added_to(message, decision)
 
     def adding_fields(self, send: Send) -> Send:
         """Return a `send` that adds the fields to the first message, for a handler around a visit that is over."""
@@ -256,23 +262,6 @@ class Effect:
             await send(message)
 
         return send_with_fields
-
-    def _with_all_fields(self, message: Message) -> Message:
-        """Return it with the fields of the decisions, and with those of a refusal that the application answers."""
-        refusal = self.refusal
-        shown: list[Decision] = []
-        for decision in self.own_decisions:
-            if decision.readings and (decision.allowed or decision is refusal):
-                shown.append(decision)
-        if shown:
-            summary = joined(shown)
-            taken: Sequence[str] = ()
-            if self.shared is not None:
-                taken = names_in(message)
-            message = self.plan.headers.of(summary.checks, taken).added_to(message, summary)
-        if refusal is not None and message["type"].endswith("http.response.start"):  # also that of a websocket
-            return completed(message, self.policy.refusals.answer(refusal).needed)
-        return message
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -338,10 +327,14 @@ class Effect:
             for effect in self.effects:
                 if effect.statuses is None or status in effect.statuses:
                     return self._send_first(message, status)
-            if self.rendered is None:  # as `with_fields`, without its call
-                message = self._with_all_fields(message)
-            else:
-                message = self.rendered.added_to(message, self.own_decisions[-1])
+            decision, *others = self.own_decisions
+            if others or not decision.allowed or self.shared is not None:
+                message = self.with_fields(message)
+            else:  # one admission, as for most requests: the same, without its calls
+                rendered = self.plan.rendered
+                if rendered is None:
+                    rendered = self.policy.headers.of(decision.checks)
+                message = rendered.added_to(message, decision)
             self.status = status
             return self.send_on(message)
         kind = message["type"]
@@ -362,6 +355,13 @@ class Effect:
         await self.send_on(message)
         if message["type"] in _LASTS:
             await self.end()
+
+
+def _without_refusal(decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
+    """Return decisions without the last one if that refuses. Something is left, for `Visit.send`."""
+    if decisions and not decisions[-1].allowed:
+        return decisions[:-1] or _EXEMPT
+    return decisions
 
 
 async def discard_message(message: Message) -> None:

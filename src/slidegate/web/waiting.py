@@ -17,7 +17,7 @@ from ..limiter import Limiter
 from ..limiter.aio import answer_of, on_asyncio
 from ..limiter.queues import Name, Queues, is_too_late, room_in_us
 from .bound_rule import BoundRule
-from .callbacks import UserCallbacks, request_of
+from .callbacks import UserCallbacks
 from .client_ip import ClientAddress
 from .keys import Key, KeyFunction, parts_of
 from .plan import LEFT
@@ -51,7 +51,7 @@ class Waiting:
         rules: Sequence[BoundRule],
         checks: Sequence[Check],
         subjects: Sequence[BanSubject],
-        at_endpoint: HTTPConnection | None,
+        request: HTTPConnection,
     ) -> Decision:
         """Charge the checks of a request, after waiting if there is no room for them.
 
@@ -60,7 +60,7 @@ class Waiting:
             rules: The rules that let it wait; the first one that counts it has the queue.
             checks: The checks, none of which counts a refusal, as the store is asked many times.
             subjects: The keys and addresses whose bans refuse it.
-            at_endpoint: The request as its endpoint sees it; None in the middleware.
+            request: The request as functions get it.
         """
 
         async def ask() -> Decision:
@@ -73,7 +73,7 @@ class Waiting:
         fair = bound.rule.fair
         tenant = ""
         if fair is not None:
-            tenant = await self._tenant(bound, fair, visit, at_endpoint)
+            tenant = await self._tenant(bound, fair, visit.client.key, request)
         answer: Decision | None = None
         if self._queues.is_queued(name):
             # It joins at once, unless a ban or another limit refuses it: then it takes no place from others.
@@ -103,12 +103,8 @@ class Waiting:
             visit.effects = [_CountedPermit(self._queues, name, tenant), *visit.effects]
         return decision
 
-    async def _tenant(
-        self, bound: BoundRule, fair: Key | KeyFunction, visit: Visit, at_endpoint: HTTPConnection | None
-    ) -> str:
+    async def _tenant(self, bound: BoundRule, fair: Key | KeyFunction, client_key: str, request: HTTPConnection) -> str:
         """Return the tenant whose share of the permits of a fair rule a request uses; ``""`` if it is unknown."""
-        client_key = visit.client.key
-        request = request_of(visit, at_endpoint)
         if isinstance(fair, Key):
             tenant = fair.find(bound.routed(request.scope), self._limiter, client_key)
             if tenant == client_key and not any(isinstance(key, ClientAddress) for key in parts_of(fair)):
