@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import slidegate.core
 import slidegate.events
 import slidegate.windows
@@ -23,7 +21,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "stores": ({"core"}, {"lmdb", "redis", "hiredis"}),
     "limiter": ({"core", "stores"}, {"anyio"}),
     "web": (
-        {"core", "limiter", "files"},
+        {"core", "limiter"},
         {"starlette", "anyio", "annotationlib"},  # the last one is Python's, from 3.14 on
     ),
     "files": ({"_watcher", "core", "limiter", "networks", "web"}, {"starlette"}),
@@ -47,7 +45,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "_watcher": ({"core"}, set()),
     "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),
-    "__init__": ({"core", "findings", "limiter", "networks", "stores", "web"}, set()),
+    "__init__": ({"core", "files", "findings", "limiter", "networks", "stores", "web"}, set()),
 }
 PUBLIC = {
     module.__name__: {*module.__all__} for module in (slidegate, slidegate.core, slidegate.events, slidegate.windows)
@@ -78,13 +76,7 @@ AROUND.append(SRC.parent / "slidegate_pytest.py")
 LIBRARY = {"core", "stores", "limiter", "web"}
 """What every application runs. The other rooms are tools, and none of these imports any of them."""
 BESIDE = {"files", "findings", "networks", "windows"}
-"""Rooms that the library needs for what users configure; they import it, as the table says."""
-DOORS = {
-    "files.reload.ReloadingMiddleware",  # the class that `from_file` stands for, imported when it is used
-}
-"""All that the library imports of the rooms beside it: what a request does not need is not read with it."""
-WITHOUT_CIRCLES = ["core", "findings", "limiter", "networks", "openapi", "ops", "stores", "web", "windows"]
-"""The rooms in which no file imports itself by way of others."""
+"""Rooms that import the library, which imports none of them: what a request does not need is not read with it."""
 CLOCKS = {"asyncio", "time"}
 """Modules that the core may not import: it takes `now_us` as an argument."""
 
@@ -144,13 +136,7 @@ def test_what_stands_around_the_library_imports_public_names_alone() -> None:
 
 
 def test_the_library_imports_no_tool() -> None:
-    assert set().union(*(ALLOWED[room][0] for room in LIBRARY)) <= LIBRARY | BESIDE
-
-
-def test_the_library_uses_the_rooms_beside_it_by_these_doors() -> None:
-    files = [file for room in LIBRARY for file in (SRC / room).rglob("*.py")]
-    names = {name.removeprefix("slidegate.") for file in files for name in imports(file, file.read_text("utf-8"))}
-    assert {name for name in names if name.partition(".")[0] in BESIDE} == DOORS
+    assert set().union(*(ALLOWED[room][0] for room in LIBRARY)) <= LIBRARY
 
 
 # -- circles ----------------------------------------------------------------------------------------------------------
@@ -167,15 +153,6 @@ def file_of(name: str) -> Path | None:
     return None
 
 
-class WithoutTypes(ast.NodeTransformer):
-    """Removes what stands under `if TYPE_CHECKING`, which is not imported at run time."""
-
-    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        if ast.unparse(node.test) == "TYPE_CHECKING":
-            return node.orelse
-        return self.generic_visit(node)
-
-
 def circles(sources: dict[Path, str]) -> list[set[str]]:
     """Return the groups of files that import each other, directly or by way of others, given the source of each."""
     reached = {file: {file_of(name) for name in imports(file, source)} & {*sources} for file, source in sources.items()}
@@ -188,12 +165,10 @@ def circles(sources: dict[Path, str]) -> list[set[str]]:
     return [{file.relative_to(SRC).as_posix() for file in group} for group in groups if group]
 
 
-@pytest.mark.parametrize("room", WITHOUT_CIRCLES)
-def test_no_file_of_a_room_imports_itself_by_way_of_others_but_for_types_of_one_other(room: str) -> None:
-    sources = {file: file.read_text("utf-8") for file in SRC.joinpath(room).rglob("*.py")}
-    at_run_time = {file: ast.unparse(WithoutTypes().visit(ast.parse(source))) for file, source in sources.items()}
-    assert circles(at_run_time) == []
-    assert [group for group in circles(sources) if len(group) > 2] == []
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    # Packages import what they are made of, which imports others by their names.
+    files = [file for file in SRC.rglob("*.py") if file.name != "__init__.py"]
+    assert circles({file: file.read_text("utf-8") for file in files}) == []
 
 
 def under_a_lock(source: str) -> Iterator[ast.stmt]:

@@ -35,6 +35,22 @@ from .web.websockets import MessageLimits
 
 _Policy.inspection = _inspection
 
+
+class _ReloadingMiddleware:
+    """Gives the class of middlewares that follow a file.
+
+    What is given to `add_middleware` is a class, because agents that trace middlewares replace its ``__call__``. It is
+    imported where it is used: most applications read no file, and this is a tenth of the package's import time.
+    """
+
+    def __get__(self, middleware: object, kind: object) -> object:
+        from .files.reload import ReloadingMiddleware
+
+        return ReloadingMiddleware
+
+
+RateLimitMiddleware.from_file = _ReloadingMiddleware()  # type: ignore[assignment]  # a descriptor
+
 __version__ = "0.1.0"
 __compiled__: bool = _compiled
 """Whether the code on the request path is compiled; see `slidegate.core.compiled`."""

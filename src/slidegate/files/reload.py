@@ -10,30 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .._watcher import FollowedFile
 from ..core.errors import ConfigurationError, quoted
 from ..core.options import checked_value
-from ..limiter import Limiter
 from ..web.broken import FailsAtStartup, fail_startup, place_of
 from ..web.finding import Finding
-from ..web.middleware import RateLimitMiddleware
+from ..web.middleware import FileOptions, RateLimitMiddleware
 from ..web.policy import Policy
 from .config import ConfigReader
-
-if TYPE_CHECKING:
-    from ..web.refusals import OnRefused
-
-
-class FileOptions(TypedDict, total=False):
-    """The options beside a file, for type checkers."""
-
-    limiter: Limiter | None
-    on_refused: OnRefused | None
-    store: str
 
 
 class ReloadingMiddleware(FailsAtStartup, FollowedFile):

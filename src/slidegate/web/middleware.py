@@ -9,7 +9,9 @@ charged in one hit (`counting.py`); a refused request strikes (`signals.py`), is
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol, TypedDict, Unpack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,26 +39,22 @@ from .switch import setting_that_switches_off
 from .visit import ENDED_CHANNELS, Visit
 from .websockets import MessageLimits
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ..files.reload import ReloadingMiddleware
-
 _REQUESTS: Final = frozenset({"http", "websocket"})
 _NONE: Final[frozenset[str]] = frozenset()
 
 
-class _OfFiles:
-    """Gives the class of middlewares that follow a file, a `ReloadingMiddleware`.
+class FileOptions(TypedDict, total=False):
+    """The options beside a file, for type checkers."""
 
-    What is given to `add_middleware` is a class, because agents that trace middlewares replace its ``__call__``. It is
-    imported where it is used: most applications read no file, and this is a tenth of the package's import time.
-    """
+    limiter: Limiter | None
+    on_refused: OnRefused | None
+    store: str
 
-    def __get__(self, middleware: object, kind: object) -> type[ReloadingMiddleware]:
-        from ..files.reload import ReloadingMiddleware
 
-        return ReloadingMiddleware
+class _FromFile(Protocol):
+    """What `RateLimitMiddleware.from_file` is, for type checkers."""
+
+    def __call__(self, app: ASGIApp, path: str | PathLike[str] = "", **options: Unpack[FileOptions]) -> ASGIApp: ...
 
 
 class RateLimitMiddleware(FailsAtStartup):
@@ -163,8 +161,9 @@ class RateLimitMiddleware(FailsAtStartup):
         self.is_enabled = not off_by
         self.policy.inspection.of_settings(policy, off_by)
 
-    from_file = _OfFiles()
-    """The middleware that reads its options from a TOML file, and again when the file changes; see `_OfFiles`."""
+    from_file: ClassVar[_FromFile]
+    """The middleware that reads its options from a TOML file, and again when the file changes: `ReloadingMiddleware`,
+    which stands above this one, so that the package puts it here."""
 
     # -- what others read ----------------------------------------------------------------------------------------------
 

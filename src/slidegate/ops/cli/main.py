@@ -267,4 +267,6 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
 
 def middleware_of(path: str | PathLike[str]) -> RateLimitMiddleware:
     """Return the middleware of a configuration file, on a memory store; its application is never called."""
-    return RateLimitMiddleware.from_file(nothing, path, store="memory://").app
+    reloading: Any = RateLimitMiddleware.from_file(nothing, path, store="memory://")
+    middleware: RateLimitMiddleware = reloading.app
+    return middleware
