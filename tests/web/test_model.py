@@ -9,7 +9,8 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -21,10 +22,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, Networks, RateLimit, RateLimitMiddleware, Rule
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    MessageLimits,
+    Networks,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Rule,
+)
 from slidegate.testing import FakeClock
 from slidegate.web.client_ip import client_ip
 from slidegate.web.headers import MOST_NAMED
@@ -156,7 +168,7 @@ LIMITED = st.builds(
     cost=st.none() | st.none() | given_or_wrong("cost", cost),
     when=st.none() | st.none() | given_or_wrong("when", lambda request: "x" in request.headers["x-flags"]),
     count_if=st.sampled_from([None, None, *JUDGES, fails]),
-    form=st.sampled_from(["dependency", "router", "decorator"]),
+    form=st.sampled_from(["dependency", "router", "decorator", "caught"]),
 )
 
 
@@ -177,6 +189,10 @@ ENDPOINT_KINDS = {"final": "limit", "exempt": "limit", "block": "shadow"}
 AT_ENDPOINT = LIMITED.map(lambda one: as_rule(replace(one, kind=ENDPOINT_KINDS.get(one.kind, one.kind), path="*")))
 
 
+AFTER_CAUGHT = Limited("after", limits=((HOUR, 1_000_000),), form="caught")
+"""What an endpoint asks when it has caught refusals: these stand nowhere any more."""
+
+
 @dataclass(frozen=True)
 class Program:
     """Middlewares, the innermost first, and limits of the endpoint in the order in which they are asked."""
@@ -190,10 +206,12 @@ class Program:
 
     @property
     def limits_in_order(self) -> list[Limited]:
-        order = ["router", "dependency", "decorator"]
+        order = ["router", "dependency", "decorator", "caught"]
+        limits = self.endpoint
         if self.endpoint_kind == "class":
-            return [replace(one, form="decorator") for one in self.endpoint]
-        return sorted(self.endpoint, key=lambda one: order.index(one.form))
+            limits = tuple(one if one.form == "caught" else replace(one, form="decorator") for one in limits)
+        limits = tuple(sorted(limits, key=lambda one: order.index(one.form)))
+        return [*limits, AFTER_CAUGHT] if any(one.form == "caught" for one in limits) else [*limits]
 
 
 def with_one_meaning_of_names(program: Program) -> Program:
@@ -285,7 +303,7 @@ class Expected:
 
 
 class Refused(Exception):
-    """The names of the rules of which one refuses, and the status."""
+    """The names of the rules of which one refuses, the status, and of limits what is exceeded, and the longest wait."""
 
 
 class Model:
@@ -330,10 +348,10 @@ class Model:
                 self._enter(depth, request, passed[depth])
             for one in self.program.limits_in_order:
                 if one.is_about(request.url.path, request.method) and self._holds(0, one, request) is not False:
-                    report, ask = self._report, self._ask
-                    report(0, one, request, passed[0]) if one.kind == "shadow" else ask(0, [one], request, passed[0])
+                    self._ask_at_endpoint(one, request, passed[0])
         except Refused as refused:
-            self.expected.refused_by, status = refused.args
+            self.expected.refused_by, status, beyond, self.expected.retry_after_s = refused.args
+            self._exceed(beyond)
         for limiter, outermost in self.expected.exempt.items():
             observed = any(within.reported for within in passed[: outermost + 1])
             if not observed and not self.expected.refused_by and not any(within.checks for within in passed):
@@ -354,7 +372,7 @@ class Model:
             self.expected.events += [("shadow_banned", "trap", trapped[1])] * WORKERS * (trapped not in self.trapped)
             self.trapped.add(trapped)
         if ends == "block":
-            raise Refused({counting.pop().name}, 403)
+            raise Refused({counting.pop().name}, 403, (), None)
         self._ask(depth, [one for one in counting if one.kind != "shadow"], request, passed)
         for one in counting:
             if one.kind == "shadow":
@@ -433,12 +451,18 @@ class Model:
         checks = [check for check in spent if check is not None]
         beyond = [check for check in checks if self._full(check)]
         if beyond:
-            self._exceed(beyond)
-            longest = self.expected.retry_after_s = max(map(self._full, beyond))
-            raise Refused({check.rule.name for check in beyond if self._full(check) == longest}, 429)
+            longest = max(map(self._full, beyond))
+            raise Refused({one.rule.name for one in beyond if self._full(one) == longest}, 429, beyond, longest)
         for check in checks:
             self._charge(check, passed.charged)
         passed.checks += checks
+
+    def _ask_at_endpoint(self, one: Limited, request: Request, passed: Passed) -> None:
+        if one.kind == "shadow":
+            self._report(0, one, request, passed)
+            return
+        with suppress(*[Refused] * (one.form == "caught")):
+            self._ask(0, [one], request, passed)
 
     def _charge(self, check: Check, charged: dict[object, int]) -> None:
         charged[check.limit] = charged.get(check.limit, 0) + check.units
@@ -484,14 +508,29 @@ class Model:
 # -- the middleware beside it ------------------------------------------------------------------------------------------
 
 
+def catching(limits: Sequence[RateLimit], endpoint: Callable[[Request], Awaitable[Response]]) -> Any:
+    """Return an endpoint that asks limits first, and goes on when they refuse."""
+
+    async def caught(request: Request) -> Response:
+        for limit in limits:
+            with suppress(RateLimitExceeded):
+                await limit.check(request)
+        return await endpoint(request)
+
+    return caught
+
+
 def endpoint_of(program: Program) -> ASGIApp:
     """Return an application whose endpoint has the limits of a program, each in its form."""
     limits = [(one.form, RateLimit(**one.options())) for one in program.limits_in_order]
+    caught = [limit for form, limit in limits if form == "caught"]
 
     def of(form: str) -> list[Any]:
         return [Depends(limit) for at, limit in limits if at == form]
 
-    endpoint: Any = answer if program.endpoint_kind == "sync" else page
+    endpoint: Any = answer if program.endpoint_kind == "sync" and not caught else page
+    if caught:
+        endpoint = catching(caught, endpoint)
     for form, limit in reversed(limits):
         endpoint = limit(endpoint) if form == "decorator" else endpoint
     app, router = FastAPI(), APIRouter(dependencies=of("router"))
