@@ -268,12 +268,17 @@ async def test_a_middleware_makes_the_same_key_of_a_request_with_the_value(wire:
 
 
 @given(HALVES)
+@example("\ud800\r")
 async def test_whatever_a_user_is_called_the_key_is_short_and_json_can_hold_it(name: str) -> None:
     limiter = Limiter()
     key = await key_of(user, limiter, state={"user": name})
     assert len(json.dumps(key, ensure_ascii=False).encode()) <= 66
     assert key == limiter.key_for(f"user:{name}")
     assert key != limiter.key_for(f"user:{name}x")
+    if name != name.rstrip():  # it was probably pasted so
+        with pytest.raises(ConfigurationError, match="without blanks around it"):
+            await limiter.ban(f"user:{name}", "1h")
+        return
     assert (await limiter.ban(f"user:{name}", "1h")).key == key
     assert (await limiter.hit(f"user:{name}", "5/minute")).ban is not None
     assert await limiter.unban(key)
