@@ -21,19 +21,19 @@ LONGER = {
     "memory": ["--keys", "20000", "--rounds", "1"],
 }
 CEILINGS: dict[str, tuple[int, int]] = {
-    "default": (556, 10),
-    "two windows": (715, 12),
-    "everything": (665, 11),
-    "everything, statistics": (903, 17),
-    "everything, Prometheus": (903, 17),
-    "header key": (726, 16),
-    "header key, 100,000 values": (907, 22),
-    "count_if": (740, 17),
-    "concurrency": (1285, 32),
-    "refused by a limit": (748, 14),
-    "an address banned": (622, 11),
-    "dependency": (842, 20),
-    "dependency, refused": (1124, 29),
+    "default": (565, 10),
+    "two windows": (724, 12),
+    "everything": (674, 11),
+    "everything, statistics": (912, 17),
+    "everything, Prometheus": (912, 17),
+    "header key": (735, 16),
+    "header key, 100,000 values": (916, 22),
+    "count_if": (821, 22),
+    "concurrency": (1294, 32),
+    "refused by a limit": (777, 15),
+    "an address banned": (631, 11),
+    "dependency": (868, 20),
+    "dependency, refused": (1146, 28),
 }
 """How many bytecodes and Python calls one request may cost on CPython 3.11: what it costs, or less."""
 
