@@ -1,6 +1,7 @@
 """Applications with the mistakes that `slidegate check` finds, and one without."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Host, Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slidegate import RateLimitMiddleware, Rule
+from slidegate import Limiter, RateLimitMiddleware, Rule
 from tests.asgi import page
 from tests.web import frameworks
 
@@ -74,6 +75,11 @@ async def stuck(scope: object, receive: object, send: object) -> None:
 
 def limited(app: Any) -> RateLimitMiddleware:
     return RateLimitMiddleware(app, limits="600/minute")
+
+
+def stored() -> RateLimitMiddleware:
+    limiter = Limiter.from_url(os.environ["STORE"])
+    return RateLimitMiddleware(frameworks.bare, limits="5/m; 50/hour", limiter=limiter)
 
 
 # A mounted application builds its stack at its first request.

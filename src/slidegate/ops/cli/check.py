@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message
 
-from ... import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, StoreError
+from ... import ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddleware, StoreError
 from ...core.logs import safe_text
 from ...events import Finding
 from ...limiter import all_callers
@@ -41,6 +41,7 @@ START_TIMEOUT_S: Final = 60.0
 _BELOW: Final = ("middleware_stack", "asgi_app", "asgi_handler", "app")
 """The attributes in which Starlette, Quart, Litestar and middlewares keep the next layer."""
 _MEMORY: Final = "SG103"  # the middleware's finding about memory stores
+_LONG_US: Final = 3_600_000_000
 _NOT_THERE: Final = re.compile("the first worker creates it")
 
 
@@ -160,6 +161,9 @@ async def _findings_in(app: ASGIApp) -> list[Finding]:
         if is_memory and thing.limiter not in limiters:
             text = "a dashboard shows a limiter that no middleware uses, so it shows no requests and changes none"
             findings.append(Finding("SG203", f"{text}; give it that of RateLimitMiddleware(..., limiter=limiter)"))
+    for middleware in middlewares:
+        if type(middleware.limiter.store).__name__ == "LmdbStore":  # its module needs the extra
+            _note_what_a_reboot_forgets(middleware)
     for limiter in limiters:
         try:
             await limiter.now_us()
@@ -224,6 +228,8 @@ def _about_file(path: Path) -> list[Finding]:
     for finding in middleware.findings:
         if scheme == "memory" or finding.code != _MEMORY:  # about the store that was made here
             findings.append(finding)
+    if scheme == "lmdb":
+        _note_what_a_reboot_forgets(middleware)
     try:
         if scheme == "memory":
             Limiter.from_url(address)
@@ -242,6 +248,19 @@ def _address_in(path: Path) -> str:
     if address is not None:
         return address
     return os.environ.get(STORE_VARIABLE) or "memory://"
+
+
+def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
+    """Note the windows that are so long that they may be expected to survive a restart of the machine."""
+    forgotten = []
+    for rule in filter(None, (*middleware.rules, middleware.default_rule)):
+        for limit in rule.limits:
+            if isinstance(limit, Limit) and limit.window_us >= _LONG_US:
+                forgotten.append(f"{limit} of {rule.label}")
+    if forgotten:
+        note(
+            f"a reboot forgets the windows of {', '.join(forgotten)}; a Quota of a day or a month survives it, or Redis"
+        )
 
 
 def _about_error(subject: str, error: StoreError) -> Iterator[Finding]:
