@@ -212,6 +212,7 @@ class Stage:
         self._app: Any = None
         virtual.clock, self.began_s = self.clock, virtual.passed_s
         self.tasks: list[asyncio.Task[Any]] = []
+        self.lifespan: asyncio.Task[Any] | None = None
         self.gone: list[anyio.Event] = []
         self.ended: list[tuple[float, int, str]] = []
         self.is_slow = False
@@ -227,9 +228,10 @@ class Stage:
         self._clocks.__exit__(None, None, None)
         logging.getLogger("slidegate").removeHandler(self.log)
         self.environment.undo()
-        for task in self.tasks:
+        begun = [*self.tasks, *filter(None, [self.lifespan])]
+        for task in begun:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.gather(*begun, return_exceptions=True)
 
     async def play(self, *lines: str) -> list[str]:
         """Return the answer to each of some lines."""
@@ -385,7 +387,7 @@ class Stage:
         coming: asyncio.Queue[Any] = asyncio.Queue()
         coming.put_nowait({"type": "lifespan.startup"})
         scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
-        self.tasks.append(asyncio.create_task(self.app(scope, coming.get, said.put)))
+        self.lifespan = asyncio.create_task(self.app(scope, coming.get, said.put))
         failure: str = (await said.get()).get("message", "")
         return failure.rstrip().rpartition("\n")[2]
 

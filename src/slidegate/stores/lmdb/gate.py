@@ -46,8 +46,9 @@ _REMEDIES: Final = {
     errno.EROFS: "mount its file system for writing, or ",
     errno.EACCES: "run all workers as the user that it belongs to, or ",
 }
-_ADDRESS: Final = re.compile(r"\w[\w+.-]*:/")
-"""How an address begins, also one that was made a path; it may have a password, which a directory's name would show."""
+_ADDRESS: Final = re.compile(r"\w[\w+.-]*:/|//|:")
+"""How an address begins, also one that was made a path, or without its scheme; it may have a password, which a
+directory's name would show."""
 _RESERVED_FROM_S: Final = 0.002
 _RESERVED_UNTIL_S: Final = 0.05
 
