@@ -28,12 +28,12 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "everything, Prometheus": (912, 17),
     "header key": (735, 16),
     "header key, 100,000 values": (916, 22),
-    "count_if": (821, 22),
+    "count_if": (824, 19),
     "concurrency": (1294, 32),
-    "refused by a limit": (777, 15),
+    "refused by a limit": (780, 15),
     "an address banned": (631, 11),
     "dependency": (868, 20),
-    "dependency, refused": (1146, 28),
+    "dependency, refused": (1150, 28),
 }
 """How many bytecodes and Python calls one request may cost on CPython 3.11: what it costs, or less."""
 

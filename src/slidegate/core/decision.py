@@ -65,8 +65,9 @@ class Decision:
         ban: The ban that refuses the request, if one does.
         status: The status of the answer over HTTP if a rule sets it, 400 to 599; else 0. For `on_refused` and in a
             `RateLimitExceeded` the status of the default answer, whatever refused.
-        at_least_us: A wait that no limit gives, in microseconds: until the ban ends that a refusal has caused, or until
-            a failed store is asked again. 0 for none, `OPEN` if its length is unknown.
+        at_least_us: A wait that no limit gives, in microseconds: until the ban ends that a refusal has caused, until a
+            failed store is asked again, or until what requests under way have reserved may be back. 0 for none, `OPEN`
+            if its length is unknown.
         shadow_rules: The labels of the shadow rules that would have refused the request, in `decision_of(request)`.
 
     Args:
@@ -235,7 +236,7 @@ class Decision:
         """Microseconds until the same cost is admitted if nothing else is charged; 0 if allowed, None if never.
 
         For a ban, until it ends; None if it is permanent. None also means unknown, while all permits of a concurrency
-        limit are taken.
+        limit are taken. A second, if only what other requests under way may hand back causes the refusal.
         """
         if self.allowed:
             return 0

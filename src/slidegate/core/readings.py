@@ -29,7 +29,8 @@ class LimitState(NamedTuple):
     remaining: int
     """Units left, never below 0."""
     retry_after_us: int | None
-    """How long this limit refuses the request's cost: 0 if it does not, None if for ever or until a permit is free."""
+    """How long this limit refuses the request's cost: 0 if it does not, None if for ever or until others are back:
+    permits, or what requests under way may hand back."""
     more_after_us: int
     """How long until the oldest spent unit leaves; 0 if nothing is spent, and for permits."""
     reset_after_us: int
@@ -76,7 +77,7 @@ def state_of(bucket: Bucket, key: str, at: int, reading: WindowState, now_us: in
 
 def states_of(checks: Sequence[Check], readings: Sequence[WindowState], now_us: int) -> tuple[LimitState, ...]:
     """Return the state of each limit of some checks, in order, from the readings of their windows at a time."""
-    limits = _limits_read(checks, readings)
+    limits = limits_read(checks, readings)
     return tuple([state_of(bucket, key, at, reading, now_us) for bucket, key, at, _, reading in limits])
 
 
@@ -84,7 +85,7 @@ def binding_of(checks: Sequence[Check], readings: Sequence[WindowState], now_us:
     """Return the limit with the longest wait, else the one that admits the fewest further requests, if any."""
     if not readings:
         return None
-    limits = _limits_read(checks, readings)
+    limits = limits_read(checks, readings)
     tightest = limits[0]
     if len(limits) > 1:
         tightest = max(limits, key=_tightness)
@@ -100,12 +101,12 @@ def tightest_of(checks: Sequence[Check], readings: Sequence[WindowState], most: 
     """
     if len(readings) <= most:
         return range(len(readings))
-    limits = _limits_read(checks, readings)
+    limits = limits_read(checks, readings)
     ranked = sorted(range(len(limits)), key=lambda at: _tightness(limits[at]), reverse=True)
     return sorted(ranked[:most])
 
 
-def _limits_read(checks: Sequence[Check], readings: Sequence[WindowState]) -> list[_LimitReading]:
+def limits_read(checks: Sequence[Check], readings: Sequence[WindowState]) -> list[_LimitReading]:
     """Return each limit of some checks with the reading of its window; none if no limit was checked."""
     if not readings:
         return []

@@ -23,6 +23,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closed
+from ..core.open_reservations import OpenReservations
 from ..core.passwords import AnySecret
 from ..core.reservation import Reservation
 from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, NamesKeys, Store
@@ -78,6 +79,7 @@ class Engine:
         unix_us: Returns Unix time in microseconds, by the system clock or that of a memory store.
         clock: The clock of durations: that of the system, or one that advances with that of a memory store.
         failover: Queries a store that can fail; None for a memory store.
+        reservations: What requests of this process may still hand back.
         blocks: The callers of limited blocks, by rule and limits.
         callers: The middlewares, functions and transports that use this limiter.
         rows: What the workers of the store keep for each other.
@@ -121,6 +123,7 @@ class Engine:
         if isinstance(store, NamesKeys):
             store.name_keys(self.keys.names_key)
         self.queues = Queues()
+        self.reservations = OpenReservations()
         self.callers = Callers()
         self.blocks: dict[object, BucketCaller] = {}
         self.rows = Rows(self.command, store.shared_rows, self.unix_us)

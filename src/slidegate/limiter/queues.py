@@ -30,6 +30,7 @@ import anyio
 
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason, refused_later
+from ..core.open_reservations import SOON_US
 from ..core.quotas import Quota
 from ..core.ring import WindowState
 from ..stores.forks import ForkHook, ProcessLock
@@ -170,6 +171,7 @@ class Queue:
             first = end
         passed_us = round((now_s() - self.refused_s) * 1_000_000)
         refusal = refused_later(readings, last.now_us, last.now_us + passed_us, checks)
+        refusal.at_least_us = min(last.at_least_us, SOON_US)  # and not until the ban of another client ends
         if not refusal.violated:
             return None
         return refusal
@@ -343,7 +345,9 @@ def is_too_late(decision: Decision, wait_us: int) -> bool:
 
 
 def room_in_us(decision: Decision) -> int | None:
-    """Return when a refused request has room, in microseconds from the decision; 0 for a permit, which may come soon.
+    """Return when a refused request has room, in microseconds from the decision; 0 for what may come back soon.
+
+    Permits may, and open reservations.
 
     Returns:
         None if it is of no use to wait: the request is admitted, was not refused by limits, costs more than a limit
@@ -352,6 +356,6 @@ def room_in_us(decision: Decision) -> int | None:
     if decision.reason is not Reason.LIMITED:
         return None
     violated = decision.violated
-    if not violated or any(isinstance(state.limit, Quota) for state in violated):
+    if not violated or any(isinstance(state.limit, Quota) and state.retry_after_us for state in violated):
         return None
     return max(state.retry_after_us or 0 for state in violated)

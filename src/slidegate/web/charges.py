@@ -171,7 +171,7 @@ def _end_charges(charges: Sequence[_Charge], used: int, unused: dict[int, list[R
     """
     missing = used
     is_settled = False
-    for _, decision, place in charges:
+    for policy, decision, place in charges:
         for reservation in decision.reservations:
             if reservation.index != place or reservation.ended:
                 continue
@@ -180,6 +180,7 @@ def _end_charges(charges: Sequence[_Charge], used: int, unused: dict[int, list[R
             missing -= kept
             unused.setdefault(id(decision), []).extend(decision.begin_refund(place, cost - kept))
             is_settled = reservation.ended = True
+            policy.engine.reservations.close(decision, decision.checks[place])
     if not is_settled:
         return None
     return missing

@@ -7,7 +7,7 @@ outcome.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Any
 
 from starlette.types import Scope
@@ -37,34 +37,56 @@ def _true_or_false(counts: object) -> bool:
     return counts
 
 
-class RefundUncounted(Effect):
-    """Refunds what a rule has charged, unless its `count_if` counts the response.
+class CloseReservations(Effect):
+    """Closes at the end what rules with `cost_max` have reserved, if nobody has settled it.
 
     Args:
+        engine: The engine that has charged.
+    """
+
+    statuses: Collection[Any] | None = ()
+    ends = True
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def end(self, visit: Visit, error: BaseException | None) -> None:
+        """See `Effect.end`."""
+        for decision in visit.own_decisions:
+            for check in decision.checks:
+                self._engine.reservations.close(decision, check)
+
+
+class HandBack(CloseReservations):
+    """Refunds what rules have charged, unless their `count_if` counts the response, and closes these reservations.
+
+    Args:
+        rules: The rules with `count_if`.
         engine: The engine that has charged.
         calls: Calls the user's functions.
     """
 
-    def __init__(self, rule: Rule, engine: Engine, calls: UserCallbacks) -> None:
-        self._rule = rule
-        self._count_if: Any = rule.count_if
-        self._engine = engine
+    statuses = None
+    ends = False  # `end` is called if no response has started
+
+    def __init__(self, rules: Collection[Rule], engine: Engine, calls: UserCallbacks) -> None:
+        super().__init__(engine)
+        self._rules = rules
         self._calls = calls
 
     async def start(self, visit: Visit, status: Any) -> None:
-        charged: list[tuple[Decision, int]] = []
-        for decision in visit.own_decisions:
-            if not decision.allowed:
-                continue
-            for index, (bucket, _, _) in enumerate(decision.checks):
-                if bucket.by is self._rule:  # and not another of its name
-                    charged.append((decision, index))
-        if not charged:
-            return
-        if await self._calls.ask(self._rule, status, "count_if", self._count_if, _true_or_false, True):
-            return
-        for decision, index in charged:
-            await self._engine.refund(decision.begin_refund(index))
+        try:
+            for decision in visit.own_decisions:
+                for index, check in enumerate(decision.checks):
+                    rule: Any = check[0].by
+                    if rule not in self._rules or not decision.allowed:  # another may have its name
+                        continue
+                    if not await self._calls.ask(rule, status, "count_if", rule.count_if, _true_or_false, True):
+                        await self._engine.refund(decision.begin_refund(index))
+                    self._engine.reservations.close(decision, check)
+        except BaseException:
+            self.end(visit, None)
+            raise
 
 
 class StrikeForStatus(Effect):
@@ -228,9 +250,11 @@ def effects_of(plan: Plan, engine: Engine, signals: Signals, calls: UserCallback
         return effects
     if signals.by_status and not plan.is_exempt:
         effects.append(StrikeForStatus(signals))
-    for bound in plan.limiting:
-        if bound.rule.count_if is not None:
-            effects.append(RefundUncounted(bound.rule, engine, calls))
+    judging = [rule for rule in plan.reserving if rule.count_if is not None]
+    if judging:
+        effects.append(HandBack(judging, engine, calls))
+    if len(judging) < len(plan.reserving):
+        effects.append(CloseReservations(engine))
     if any(bound.permits is not None for bound in plan.limiting):
         effects.append(Release(engine))
     return effects

@@ -211,8 +211,10 @@ class RateLimit:
                 visit.effects = [*visit.effects, *plan.effects]
         elif visit.refusal is not None:  # a refusal that was caught; otherwise what counts nothing is no decision
             visit.add(decision)
-        if plan.shadows:
-            await policy.counting.observe(visit, plan.shadows, connection)
+        if plan.is_followed:
+            policy.engine.reservations.open(decision, plan.reserving)
+            if plan.shadows:
+                await policy.counting.observe(visit, plan.shadows, connection)
 
     async def _refuse(self, visit: Visit, decision: Decision, scope: Scope) -> NoReturn:
         """Refuse a request at its endpoint.
@@ -221,6 +223,8 @@ class RateLimit:
             RateLimitExceeded: The refusal; `WebSocketException` for a websocket that gets no answer.
         """
         refusals: Refusals = visit.policy.refusals
+        if visit.policy.engine.reservations.by_window:
+            visit.policy.engine.reservations.explain(decision)
         visit.add(decision)
         if visit.policy.signals.by_refusal:
             await visit.policy.signals.at_refusal(visit, decision, scope)

@@ -220,8 +220,10 @@ class RateLimitMiddleware(FailsAtStartup):
             else:  # in several middlewares
                 visit.add(decision)
             if decision.allowed:
-                if plan.shadows:
-                    await policy.counting.observe(visit, plan.shadows, request_in(scope))
+                if plan.is_followed:
+                    policy.engine.reservations.open(decision, plan.reserving)
+                    if plan.shadows:
+                        await policy.counting.observe(visit, plan.shadows, request_in(scope))
                 await self.app(scope, visit.receive, visit.send)
             else:  # strikes, reports, the answer: in this order, there
                 await policy.refusals.refuse(visit, decision)

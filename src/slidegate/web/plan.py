@@ -71,6 +71,8 @@ class Plan:
         strikes: The signals of ban policies for their path; none if they are exempt.
         limiting: The rules that limit them.
         shadows: The rules in shadow mode.
+        reserving: The limiting rules that may hand back what they have charged.
+        is_followed: Whether there are such rules, or shadow rules, which an admission has consequences for.
         waiting: The limiting rules with `wait`; none beside one that counts refusals.
         calls_functions: Whether a rule that limits them calls a function of the user's.
         is_direct: Whether one hit with `checks` decides them: there are limits, which call no function and do not wait,
@@ -107,6 +109,9 @@ class Plan:
             elif bound.rule.counts and self.verdict.allowed:
                 self.limiting.append(bound)
         self.waiting = _waiting(self.limiting)
+        rules = [bound.rule for bound in self.limiting]
+        self.reserving = [rule for rule in rules if rule.count_if is not None or rule.cost_max is not None]
+        self.is_followed = bool(self.reserving or self.shadows)
         self.effects: Sequence[Any] = ()
         self.rendered: Rendered | None = None
         self.calls_functions = any(bound.calls_functions for bound in self.limiting)

@@ -123,6 +123,8 @@ class Refusals:
             visit: The request in the middleware.
         """
         scope = visit.scope
+        if self._engine.reservations.by_window:
+            self._engine.reservations.explain(decision)
         if self._signals.by_refusal:
             await self._signals.at_refusal(visit, decision, scope)
         if self.wants("exceeded"):
@@ -195,10 +197,9 @@ class Refusals:
         rendered = self._headers.of(decision.checks)
         waits_s: list[int] = []
         for _, _, _, wait_us in decision.readings:
-            wait_s = wait_us  # 0 for room, below for a permit or for ever
-            if wait_us > 0:
-                wait_s = -(-wait_us // 1_000_000)  # `ceil_s`, without a call
-            waits_s.append(wait_s)
+            if wait_us > 0:  # 0 for room, below for a permit or for ever
+                wait_us = -(-wait_us // 1_000_000)  # `ceil_s`, without a call
+            waits_s.append(wait_us)
         memo_key = rendered, names_limits, decision.at_least_us, *waits_s
         answer = self._answers.get(memo_key)
         if answer is None:

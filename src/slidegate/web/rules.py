@@ -94,7 +94,8 @@ class Rule:
         unit: What the limits count if not requests, for example ``"tokens"``; shown in header fields.
         count_if: Count only requests with certain responses: statuses, ``[401, 403]``, or a function of the status that
             returns True or False, ``lambda status: status == 401``. The cost is reserved first and refunded when the
-            response starts, so concurrent requests cannot exceed the bound.
+            response starts, so concurrent requests cannot exceed the bound. A refusal that only such reservations of
+            its process cause says to try again in a second.
         count_denied: Count refused requests as well: a client that keeps sending stays refused.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused, in arrival
             order for each key and process; for a permit at most this long. A request waits in one queue, that of its

@@ -347,11 +347,13 @@ class Visit:
     async def _send_first(self, message: Message, status: Any) -> None:
         """Let the effects of the status happen, which may change what the fields say, then send the first message."""
         await self._start_effects(status)
+        if message["type"] == "http.response.start":  # no effect is left that needs the status
+            await self.send(message)
+            return
         if message["type"] in STARTS:
             message = self.with_fields(message)
         self.status = status
-        if message["type"] != "http.response.start":
-            self.policy.guard(self)
+        self.policy.guard(self)
         await self.send_on(message)
         if message["type"] in _LASTS:
             await self.end()

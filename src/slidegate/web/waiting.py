@@ -64,7 +64,7 @@ class Waiting:
         """
 
         async def ask() -> Decision:
-            return await answer_of(self._engine.hit(checks, subjects))
+            return self._engine.reservations.explain(await answer_of(self._engine.hit(checks, subjects)))
 
         queue = _queue_of(rules, checks)
         if queue is None:  # no rule that lets it wait counts this request
@@ -77,7 +77,7 @@ class Waiting:
         answer: Decision | None = None
         if self._queues.is_queued(name):
             # It joins at once, unless a ban or another limit refuses it: then it takes no place from others.
-            decision = await answer_of(self._engine.peek(checks, subjects))
+            decision = self._engine.reservations.explain(await answer_of(self._engine.peek(checks, subjects)))
             if is_too_late(decision, bound.rule.wait_us):
                 return decision
         else:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from random import random
 from time import monotonic_ns
@@ -206,7 +207,7 @@ class HeldAnswers:
             lasts_us = min(lasts_us, decision.retry_after_us)
         until_us = self._time.sent_us(sent_ns) + lasts_us
         self._latest_us = came_us = self._time.local_us()
-        remember(self.answers, subject, Answer(decision, sent_ns, came_us, until_us, amounts_of(question.checks)))
+        remember(self.answers, subject, Answer(copy(decision), sent_ns, came_us, until_us, amounts_of(question.checks)))
         self._refusals_end_us = max(self._refusals_end_us, until_us)
 
     def end_refusals(self, question: Question) -> None:
