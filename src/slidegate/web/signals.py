@@ -195,11 +195,11 @@ class Signals:
             visit: The request in the middleware.
             scope: The scope in the middleware, or at the endpoint that refuses.
         """
-        if not decision.readings:
+        if not decision.readings or decision.at_least_us:  # no limit refuses it, or only what others may hand back
             return
         bans = await self.strike_quietly(visit, self.by_refusal, scope)
         lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
-        decision.at_least_us = max([decision.at_least_us, *lengths])  # so that Retry-After includes the ban
+        decision.at_least_us = max(lengths, default=0)  # so that Retry-After includes the ban
 
     async def strike_quietly(self, visit: Visit, signals: Sequence[Signal], scope: Scope) -> list[Ban]:
         """Strike for an answer that is decided: a store that fails does not change it."""
