@@ -43,6 +43,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Mount, Route, Router
+from starlette.testclient import TestClient
 from slidegate import *
 
 limiter = Limiter.from_url(os.environ["SLIDEGATE_STORE"], deadline="60s")

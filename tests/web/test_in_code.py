@@ -15,15 +15,14 @@ from starlette.convertors import CONVERTOR_TYPES, StringConvertor
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
-from starlette.routing import Route, request_response
+from starlette.routing import Mount, Route, request_response
 from starlette.types import Receive, Scope, Send
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, path_param
 from slidegate.core import Bucket, Concurrency
-from slidegate.findings import inspection
 from slidegate.web.routes import layers
 
-from ..asgi import hello, statuses
+from ..asgi import call, hello, statuses
 from ..remote_stores import hit_all
 from ..virtual_time import VirtualTime
 from .middlewares import fails, page
@@ -52,15 +51,58 @@ async def test_middlewares_without_names_count_apart_where_no_other_process_coun
     assert await answers(stage, second, "GET / times=3") == ["200 200 429"]
 
 
-async def test_middlewares_without_names_are_refused_on_a_store_of_several_processes(tmp_path: Path) -> None:
-    lasting = Limiter.from_url(f"lmdb://{tmp_path}/limits")
-    first = RateLimitMiddleware(hello, limits="2/hour", limiter=lasting)
-    said = "two middlewares of one limiter have limits without a name .'default'., and workers may create them"
-    with pytest.raises(ConfigurationError, match=said):
-        RateLimitMiddleware(hello, limits="2/hour", limiter=lasting)
-    del first
-    assert RateLimitMiddleware(hello, limits="2/hour", limiter=lasting).rules
-    await lasting.close()
+def mounted_in(limiter: Limiter, **options: Any) -> RateLimitMiddleware:
+    """Return a middleware around an application whose own one has these options, and is not built yet."""
+    below = Starlette(
+        routes=[Route("/", page)], middleware=[Middleware(RateLimitMiddleware, limiter=limiter, **options)]
+    )
+    return RateLimitMiddleware(Starlette(routes=[Mount("/below", below)]), limits="9/hour", limiter=limiter)
+
+
+UNNAMED: list[dict[str, Any]] = [{"limits": "2/hour"}, {"rules": [Rule("/x", "2/hour"), Rule("*", "2/hour")]}]
+OTHERWISE: list[dict[str, Any]] = [
+    {"limits": "2/hour", "name": "below"},
+    {"rules": [Rule("*", "2/hour", name="below")]},
+    {"rules": [Rule("/", "2/hour")]},
+    {"limits": "2/hour", "enabled": False},
+    {"default_limits": "2/hour"},
+]
+
+
+@pytest.mark.parametrize("options", [*UNNAMED, *OTHERWISE])
+async def test_limits_without_a_name_in_two_middlewares_that_a_request_passes_end_the_start(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """With every store; those of another application, or with other labels, do not."""
+    for limiter in (Limiter(), Limiter.from_url(f"lmdb://{tmp_path}/limits")):
+        for _ in range(2):  # another application of the process, as of a factory
+            app = mounted_in(limiter, **options)
+            if options in OTHERWISE:
+                assert (await call(app, "/below/")).status == 200
+                continue
+            for _ in range(2):
+                with pytest.raises(ConfigurationError, match=r"'default', on one limiter, .* write Rate"):
+                    await call(app, "/nowhere")
+        await limiter.close()
+
+
+class Odd(Route):
+    """A route that looks like one of FastAPI's, and is none."""
+
+    def effective_candidates(self) -> Any:
+        raise RuntimeError("not now")
+
+
+class OddApp(Starlette):
+    user_middleware: Any = property(lambda self: 5, lambda self, value: None)
+
+
+@pytest.mark.parametrize("app", [Starlette(routes=[Odd("/", page)]), OddApp(routes=[Route("/", page)])])
+async def test_what_the_start_cannot_understand_is_an_unknown_application(app: Any) -> None:
+    outer = RateLimitMiddleware(Starlette(routes=[Mount("/below", app)]), limits="1/hour")
+    app.middleware_stack = None
+    for around, path in ((RateLimitMiddleware(app.router, limits="1/hour"), "/"), (outer, "/nowhere")):
+        assert [(await call(around, path)).status for _ in range(2)] == [200 if path == "/" else 404, 429]
 
 
 async def test_workers_that_make_middlewares_in_another_order_count_the_same_by_their_names(stage: Stage) -> None:
@@ -116,23 +158,26 @@ async def test_two_rules_of_one_database_read_one_file(stage: Stage) -> None:
     assert all(file is network for file in files)
 
 
-async def test_routes_are_compared_with_a_changed_file_before_it_is_in_force_and_in_no_request(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("count", [1, 3_000])
+async def test_routes_are_looked_at_before_the_first_request_and_before_a_changed_file_is_in_force(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """With a thousand rules and some hundred routes this takes half a second."""
-    compared_by: list[str] = []
-    of_routes = inspection.of_routes
+    """Many routes in a thread, as they take half a second."""
+    threads: list[str] = []
 
-    def seen(*given: Any) -> None:
-        compared_by.append(threading.current_thread().name)
-        of_routes(*given)
+    class Watched(Route):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "path_format":  # no router reads it
+                threads.append(threading.current_thread().name)
+            return super().__getattribute__(name)
 
-    monkeypatch.setattr(inspection, "of_routes", seen)
-    stage.names["routes"] = [Route("/a", page)]
+    stage.names["routes"] = [Watched(f"/a{number}", page) for number in range(count)]
     before = """write a.toml 'rules = [{ path = "/before", limits = "9/minute" }]'"""
     await stage.play(before, "application routes=routes", "file a.toml store", "GET /a")
+    asked = {*threads}
+    assert (threads[0] == threading.current_thread().name) is (count == 1)
     *_, said = await stage.play(before.replace("before", "after"), "look", "findings")
-    assert compared_by == [threading.current_thread().name, "slidegate-files"]
+    assert {*threads} - asked == {"slidegate-files"}
     assert said.startswith("SG123: path '/after' of rule '/after' matches no route")
 
 

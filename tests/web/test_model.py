@@ -578,9 +578,11 @@ class Middleware(RuleBasedStateMachine):
 
     def stack(self, program: Program, limiters: list[Limiter]) -> ASGIApp:
         app = endpoint_of(program)
-        for layer in program.layers:
+        for number, layer in enumerate(program.layers):
             rules = [Rule(one.path, **one.options()) for one in layer.rules]
-            more = BESIDE if program.beside else {}
+            more = {**BESIDE} if program.beside else {}
+            if layer.limiter in [other.limiter for other in program.layers[:number]]:  # they have no name
+                more.pop("messages", None)
             app = RateLimitMiddleware(app, rules=rules, limiter=limiters[layer.limiter], **more)
         return app
 

@@ -126,16 +126,6 @@ async def test_the_counts_of_a_limiter_go_on_where_a_stack_is_built_again(
     assert found == [200, 200, 200, 429]
 
 
-@pytest.mark.parametrize("again", AGAIN)
-async def test_two_equal_lines_are_two_middlewares_in_each_stack(again: Any) -> None:
-    limiter, app = Limiter(), Starlette(routes=[Route("/", page)])
-    for _ in range(2):
-        app.add_middleware(RateLimitMiddleware, limits="4/hour", limiter=limiter)
-    before = await statuses(app, 3)
-    again(app)
-    assert before + await statuses(app, 2) == [200, 200, 200, 200, 429]
-
-
 def test_a_line_with_an_error_is_tried_again() -> None:
     app = Starlette()
     app.add_middleware(RateLimitMiddleware.from_file, path="later.toml")

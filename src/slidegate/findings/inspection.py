@@ -15,7 +15,7 @@ from ..web.finding import Finding
 from ..web.keys import parts_of, person_of, user
 from ..web.policy import Policy
 from ..web.published import published_rules
-from ..web.routes import mounted_routes, routes_of
+from ..web.routes import mounted_routes
 from ..web.rules import Rule
 from ..web.visit import STARTS, Effect, Visit
 from . import routes, settings
@@ -70,8 +70,7 @@ def of_routes(policy: Policy, app: object, routed_app: object) -> None:
         return
     policy.findings.report(routes.about_layers(policy, app, routed_app))
     policy.findings.report(routes.about_decorators(mounted))
-    if routes_of(routed_app) is not None:
-        policy.findings.report(routes.about_paths(policy.rules.given, mounted))
+    policy.findings.report(routes.about_paths(policy.rules.given, routed_app, mounted))
 
 
 def of_request(policy: Policy, scope: Scope, send: Send) -> Send:

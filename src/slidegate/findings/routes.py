@@ -100,8 +100,10 @@ def _rules_of_examples(rule_set: RuleSet, rule: Rule, routes: Sequence[MountedRo
 # -- paths and methods -------------------------------------------------------------------------------------------------
 
 
-def about_paths(rules: Sequence[Rule], routes: Sequence[MountedRoute]) -> Iterator[Finding]:
+def about_paths(rules: Sequence[Rule], app: object, routes: Sequence[MountedRoute]) -> Iterator[Finding]:
     """Yield the findings about paths and methods of rules that no route takes."""
+    if routes_of(app) is None:
+        return
     for rule in rules:
         if rule.blocks:  # for scanners, whose paths have no routes
             continue

@@ -8,7 +8,6 @@ from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..core.buckets import Bucket
-from ..core.errors import ConfigurationError
 from ..stores.forks import ProcessLock
 from .named_limits import NamedLimit, named_limits
 from .workers import PublishedRule, rules_of
@@ -116,25 +115,17 @@ class Owners:
     def identity(self, rule: str, owner: object) -> str:
         """Return an identity for counts without a name: `rule` for the first owner, ``rule#2`` for the next.
 
-        An owner that asks again gets the same one.
+        An owner that asks again gets the same one. Where other processes count as well, all have `rule`: workers may
+        create them in another order.
 
         Args:
             rule: What identifies them in one owner.
             owner: The middleware that counts. An identity is free again when its owner is gone.
-
-        Raises:
-            ConfigurationError: There is another owner, and the store is shared: workers may create them in another
-                order, and would count in each other's windows.
         """
+        if not self._are_alone:
+            return rule
         with self._lock:
             owners = self._by_rule.setdefault(rule, WeakKeyDictionary())
-            if owner not in owners and owners and not self._are_alone:
-                name = rule.partition(":")[0].replace("|", ":")
-                raise ConfigurationError(
-                    f"two middlewares of one limiter have limits without a name ({name!r}), and workers may create "
-                    'them in another order; write RateLimitMiddleware(..., name="admin") for one of them, or '
-                    'Rule(..., name="api") if they are to count together'
-                )
             numbers = set(owners.values())
             number = owners.setdefault(owner, next(free for free in count(1) if free not in numbers))
         if number == 1:

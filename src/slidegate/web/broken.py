@@ -7,7 +7,7 @@ constructor fails in a stack keeps the error. It answers ``lifespan.startup.fail
 and shows the message, and raises it at every request. Anywhere else the constructor raises.
 
 Starlette builds the stack again after ``app.middleware_stack = None``, or when an agent instruments a running
-application. The limits without a name belong to a place in the stack, so a limiter that outlives it goes on counting.
+application. The limits without a name belong to the application, so a limiter that outlives the stack goes on counting.
 
 Starlette wraps its router in an `ExceptionMiddleware` before it constructs any other middleware. A middleware is
 therefore in a stack if there is one among the inner applications of its `app`.
@@ -15,7 +15,6 @@ therefore in a stack if there is one among the inner applications of its `app`.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NoReturn, ParamSpec
@@ -71,16 +70,14 @@ def is_in_stack(app: object) -> bool:
 
 
 class Place:
-    """A place in the stack of an application, which owns the limits without a name of the middleware there."""
+    """The stack of an application, which owns the limits without a name of the middlewares there."""
 
 
 def place_of(app: object) -> Place:
     """Return the place of a middleware around `app`: a new one, or if it is in a stack, that of each next stack."""
     if not is_in_stack(app):
         return Place()
-    places = getattr(router_of(app), "__dict__", {}).setdefault("_slidegate_places", defaultdict(Place))
-    number = sum(isinstance(layer, FailsAtStartup) for layer in layers(app))
-    return places[number]  # type: ignore[no-any-return]
+    return getattr(router_of(app), "__dict__", {}).setdefault("_slidegate_place", Place())  # type: ignore[no-any-return]
 
 
 async def fail_startup(error: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:

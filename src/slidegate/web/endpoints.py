@@ -251,11 +251,10 @@ class RateLimit:
         label = route_label(scope)
         rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label)
         where = f"RateLimit at {label or 'another endpoint'}"
-        first, there = rules.first_by_name.setdefault(identity, (rule, where))
-        if text_of(first) != text_of(rule):
-            text = f"the name {rule.name!r} has the limits {text_of(first)} in {there}, which count for all, and "
-            text += f"{text_of(rule)} in {where}; write the same, or another name"
-            policy.findings.report([Finding("SG143", text)])
+        problem = rules.other_limits(rule, identity, where)
+        if problem:
+            policy.findings.report([Finding("SG143", problem)])
+        first, _ = rules.first_by_name[identity]
         # What has one name counts together, and so has the limits of the first.
         rule.limits, rule.limits_function, rule.concurrency = first.limits, first.limits_function, first.concurrency
         plan = rules.plan_of([RuleMatch(rules.bind(rule, identity))], (), Traits())

@@ -13,11 +13,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypedDict, Unpack
 
+from anyio import to_thread
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.decision import Decision
+from ..core.errors import ConfigurationError
+from ..core.logs import logger
 from ..core.networks import AnyNetworks
 from ..core.options import options_checked
 from ..limiter import Limiter
@@ -33,8 +36,9 @@ from .plan import DISABLED
 from .policy import Policy
 from .published import published_rules
 from .refusals import OnRefused
-from .routes import visible_app
+from .routes import has_many_routes, visible_app
 from .rules import Limits, LimitsFunction, Rule
+from .start import compare_names
 from .switch import setting_that_switches_off
 from .visit import ENDED_CHANNELS, Visit
 from .websockets import MessageLimits
@@ -139,7 +143,7 @@ class RateLimitMiddleware(FailsAtStartup):
             del options[argument]
         self.app = app
         self.begin_with(Policy(app, **options, owner=place_of(app)), enabled)
-        if limiter is None or self.policy.names.has_unnamed:  # it counts apart from others
+        if limiter is None or self.policy.names.unnamed:  # it counts apart from others
             self.options = tuple(options.values())
             self.policy.inspection.of_building(self.policy, self)
         self.limiter.engine.register(self)
@@ -194,7 +198,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if scope_type not in self._decides:
             if self.error is None and self.is_enabled and self.limiter.engine.overrides.is_off:
                 await self.limiter.engine.refresh()
-            if not self._is_decided(scope):
+            if not await self._is_decided(scope):
                 await self._pass_on(scope, receive, send)
                 return
             send = self._inspected(scope, send)
@@ -238,7 +242,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     # -- the first requests, and those while it is switched off --------------------------------------------------------
 
-    def _is_decided(self, scope: Scope) -> bool:
+    async def _is_decided(self, scope: Scope) -> bool:
         """Return whether a call is a request that is to be decided. Asked for each of the first, and after a switch."""
         if self.error is not None or not self.is_enabled:
             return False
@@ -247,8 +251,22 @@ class RateLimitMiddleware(FailsAtStartup):
         if not engine.counts:
             return False
         if self.routed_app is None:  # the first call, which may be the lifespan
-            self.check_routes(visible_app(self.app, {"app": scope.get("app", self.app)}))
-        return scope["type"] in _REQUESTS
+            self.routed_app = visible_app(self.app, {"app": scope.get("app", self.app)})
+            if has_many_routes(self.routed_app):  # which takes long
+                await to_thread.run_sync(self._start)
+            else:
+                self._start()
+        return self.error is None and scope["type"] in _REQUESTS
+
+    def _start(self) -> None:
+        """Look at the application: what is wrong with the names of its limits ends its start; all else is a finding."""
+        try:
+            compare_names(RateLimitMiddleware, self.policy, self.routed_app)
+        except ConfigurationError as error:
+            self.error = error
+        except Exception:  # of something unknown within
+            logger.exception("the names of limits cannot be compared")
+        self.check_routes(self.routed_app)
 
     def _inspected(self, scope: Scope, send: Send) -> Send:
         """Look at one of the first requests for findings; return its `send`, which looks at the response as well."""

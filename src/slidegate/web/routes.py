@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
@@ -18,6 +19,7 @@ from ..core.memo import remember
 
 UNROUTED: Final = "(no route)"
 """The label of requests that match no route."""
+MANY_ROUTES: Final = 50
 DEPTH: Final = 64
 """The maximum depth of nested applications; one may be mounted in itself."""
 
@@ -110,7 +112,8 @@ class MountedRoute(NamedTuple):
     dependant: Any = None
 
 
-def _mounted(route: Any, above: str) -> MountedRoute:
+def mounted(route: Any, above: str) -> MountedRoute:
+    """Return a route as it is at a path where its router is mounted."""
     path = above + (getattr(route, "path", None) or route.path_format)
     kind, methods = "WS", frozenset({"GET"})  # a websocket, whose handshake is a GET
     if hasattr(route, "methods"):
@@ -138,19 +141,21 @@ def _label(kind: str, path: str) -> str:
     return f"{kind} {template}"
 
 
-def _walk(app: object, above: str = "", inside: tuple[object, ...] = ()) -> Iterator[tuple[Any, str]]:
+def walk(
+    app: object, above: str = "", inside: tuple[object, ...] = ()
+) -> Iterator[tuple[Any, str, tuple[object, ...]]]:
     """Yield every route of an application and its mounts, each with the path where its router is mounted.
 
     Args:
         above: The path where the application is mounted.
-        inside: The applications around it, which may be mounted in themselves.
+        inside: The applications around it, which may be mounted in themselves; they are yielded, too.
     """
     for route in routes_of(app) or ():
-        yield route, above
+        yield route, above, inside
         if not isinstance(route, (Mount, Host)):
             continue
         if route.app not in inside and len(inside) < DEPTH:
-            yield from _walk(route.app, _below(route, above), (*inside, route.app))
+            yield from walk(route.app, _below(route, above), (*inside, route.app))
 
 
 def _below(mount: Mount | Host, above: str) -> str:
@@ -162,15 +167,23 @@ def mounted_routes(app: object) -> list[MountedRoute]:
     """Return every route below an application, once for each path where it is mounted; none if one cannot be read."""
     routes: list[MountedRoute] = []
     try:
-        for route, above in _walk(app):
+        for route, above, _ in walk(app):
             if isinstance(route, (Mount, Host)):
                 if routes_of(route.app) is None:
                     routes.append(_unknown(route.app, _below(route, above)))
             elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
-                routes.append(_mounted(route, above))
+                routes.append(mounted(route, above))
     except Exception:
         return []
     return routes
+
+
+def has_many_routes(app: object) -> bool:
+    """Return whether an application has so many routes that a look at all of them takes milliseconds."""
+    try:
+        return len([*islice(walk(app), MANY_ROUTES)]) == MANY_ROUTES
+    except Exception:
+        return False
 
 
 def is_by_path(app: object) -> bool:
@@ -179,7 +192,7 @@ def is_by_path(app: object) -> bool:
     `Host` and classes of routes that are not the frameworks' own may read other parts of a request.
     """
     try:
-        routes = [route for route, _ in _walk(app)]
+        routes = [route for route, _, _ in walk(app)]
     except Exception:
         return False
     packages = {attribute_of(type(route), "__module__", "").partition(".")[0] for route in routes}
@@ -217,7 +230,7 @@ def _reach(app: object, scope: Scope) -> MountedRoute | None:
         if route is None:
             return None
         if not isinstance(route, (Mount, Host)):
-            return _mounted(route, above)
+            return mounted(route, above)
         scope.update(child)
         app, above = route.app, _below(route, above)
     return None

@@ -17,6 +17,7 @@ from ..limiter import Limiter
 from ..limiter.callers import living
 from .bound_rule import BoundRule
 from .default_limits import DefaultLimits
+from .endpoint_rule import text_of
 from .headers import Headers
 from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, Texts
@@ -234,6 +235,20 @@ class RuleSet:
         engine.overrides.register(bound.named)
         return bound
 
+    def other_limits(self, rule: Rule, identity: str, where: str) -> str:
+        """Return how limits differ from the first ones that were written under their name; empty if they do not.
+
+        Args:
+            rule: The limits.
+            identity: The name of their buckets.
+            where: Where they are written.
+        """
+        first, there = self.first_by_name.setdefault(identity, (rule, where))
+        if text_of(first) == text_of(rule):
+            return ""
+        text = f"the name {rule.name!r} has the limits {text_of(first)} in {there}, which count for all, and "
+        return text + f"{text_of(rule)} in {where}; write the same, or another name"
+
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then those of routes and endpoints that were requested so far."""
         return [bound for bound in living(self._living) if bound.rule.counts]
@@ -245,12 +260,11 @@ class Names:
     Args:
         limiter: The limiter, which knows the names of its other middlewares.
         name: The name of the middleware; None for none.
-        owner: What owns those of unnamed rules, which no other middleware has while it exists.
+        owner: What owns those of unnamed rules, see `Owners`.
 
     Attributes:
         middleware: The name of the middleware; empty if it has none.
-        has_unnamed: Whether `unique` has given a name so far: to limits without one, of routes, or of messages, which
-            count apart from those of every other middleware.
+        unnamed: What `unique` has given names to so far: limits without one, of routes, or of messages.
     """
 
     def __init__(self, limiter: Limiter, name: str | None, owner: object) -> None:
@@ -261,7 +275,7 @@ class Names:
             self.middleware = check_name(name, "name")
             self._prefix = f"{name}:"
         self._owner = owner
-        self.has_unnamed = False
+        self.unnamed: set[str] = set()
 
     def of(self, rule: Rule) -> str:
         """Return the name of the buckets of a rule."""
@@ -270,8 +284,8 @@ class Names:
         return self._prefix + rule.identity
 
     def unique(self, identity: str) -> str:
-        """Return a name that no other middleware has, and that is stable when a configuration file is reloaded."""
-        self.has_unnamed = True
+        """Return the name of limits without one, which is stable when a configuration file is reloaded."""
+        self.unnamed.add(self._prefix + identity)
         return self._engine.owners.identity(self._prefix + identity, self._owner)
 
 
