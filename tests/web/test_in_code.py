@@ -81,7 +81,7 @@ async def test_limits_without_a_name_in_two_middlewares_that_a_request_passes_en
                 assert (await call(app, "/below/")).status == 200
                 continue
             for _ in range(2):
-                with pytest.raises(ConfigurationError, match=r"'default', on one limiter, .* write Rate"):
+                with pytest.raises(ConfigurationError, match=r"'default', on one limiter, .* name: Rate"):
                     await call(app, "/nowhere")
         await limiter.close()
 

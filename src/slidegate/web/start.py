@@ -38,7 +38,7 @@ def compare_names(kind: Any, policy: Policy, app: object) -> None:
             if both and outer.limiter is inner.limiter and outer is not inner:
                 raise ConfigurationError(
                     f"two middlewares around each other have limits without a name, {min(both)!r}, on one limiter, "
-                    'which would count as one; write RateLimitMiddleware(..., name="inner") for one of them'
+                    'which would count as one; give one another name: RateLimitMiddleware(..., name="inner")'
                 )
         for rule in rules_of_route(attribute_of(route, "endpoint"), attribute_of(route, "dependant")):
             if rule.name is None:  # each endpoint has its own

@@ -419,8 +419,9 @@ async def test_a_replay_decides_as_the_live_application_does_and_a_simulation_co
     ]
     app = Starlette(routes=routes, exception_handlers={404: answer})
     shared, middlewares = Limiter(MemoryStore(clock=clock)), list[Any]()
-    for name, options in layers:
+    for number, (name, options) in enumerate(layers):
         inner = middlewares[0] if middlewares else app
+        name = f"{name or ''}{number}"  # on one limiter, limits without a name must not be one
         limiter = shared if is_shared else Limiter(MemoryStore(clock=clock))
         middlewares.insert(0, RateLimitMiddleware(inner, limiter=limiter, name=name, **options))
     replay, simulated, results = Replay(middlewares), Simulation(Replay(middlewares)), list[ReplayedRequest]()
