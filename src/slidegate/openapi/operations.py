@@ -111,7 +111,8 @@ def _plans(guard: Guard, route: MountedRoute, method: str) -> Iterator[Plan]:
         example = filled_for_both(template, path)
         if example is None:
             continue
-        scope = {"type": "http", "method": method, "path": root_of(app) + example, "root_path": ""}
+        # Without header fields, so that an OPTIONS is no preflight.
+        scope = {"type": "http", "method": method, "path": root_of(app) + example, "headers": []}
         reached = reach(app, scope)
         # Another route may take what a rule's path names.
         if path is template or (reached and reached.endpoint is route.endpoint and reached.path == template):
