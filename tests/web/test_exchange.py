@@ -44,7 +44,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.keys import everyone, header
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
-from .middlewares import FORMS, Listener, SocketClient, greet, starlette
+from .middlewares import FORMS, Listener, SocketClient, greet, starlette, texts
 from .stage import end_of
 
 DRAFT: Final = {b"ratelimit", b"ratelimit-policy"}
@@ -234,6 +234,26 @@ async def test_a_websocket_is_closed_to_a_task_that_goes_on_after_the_call() -> 
         await send_late({"type": "websocket.send", "text": "late"})
     await send_late({"type": "websocket.close"})  # as Starlette does in its `finally`
     assert [message["type"] for message in client.came] == ["websocket.accept"]
+
+
+@pytest.mark.parametrize("says", [["close"], ["accept", "close"], ["http.response.start", "http.response.body"]])
+async def test_what_a_client_sends_behind_the_applications_own_end_gets_no_other_end(says: list[str]) -> None:
+    clock, read = FakeClock(), []
+    limiter = Limiter(MemoryStore(clock=clock))
+
+    async def talk(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        for kind in says:
+            await send({"type": f"websocket.{kind}", "status": 403})
+        await limiter.ban(PEER, "1h")
+        for _ in range(3):
+            clock.advance("11s")
+            read.append((await receive())["type"])
+
+    app = RateLimitMiddleware(talk, messages=MessageLimits("1/hour"), limiter=limiter)
+    client = await SocketClient(*texts(3), extensions=DENIAL).run(app)
+    assert [message["type"] for message in client.came] == [f"websocket.{kind}" for kind in says]
+    assert read == ["websocket.receive"] * 3
 
 
 # -- limits that meet on the way of one request ------------------------------------------------------------------------

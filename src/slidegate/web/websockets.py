@@ -27,6 +27,7 @@ from .signals import Signals
 from .visit import Visit
 
 _OWN_CODES: Final = (POLICY_VIOLATION, TRY_AGAIN_LATER)
+_OPEN: Final = ("websocket.accept", "websocket.send")  # what leaves a websocket open
 LOOK_EVERY_US: Final = 10_000_000
 """How old the last look for a ban of the client may be when a message comes or goes."""
 
@@ -73,6 +74,7 @@ class GuardedWebSocket:
             self._checks = ((visit.policy.messages, visit.client.key, 1),)
         self._looked_us = self._engine.monotonic_us()
         self._ended: Message | None = None
+        self._is_closed = False  # from here or by the application, which may deny the handshake instead
         self._unread: deque[Message] = deque()
 
     async def receive(self) -> Message:
@@ -86,7 +88,7 @@ class GuardedWebSocket:
         try:
             if message["type"] != "websocket.disconnect":
                 await self._end_if_banned()
-            if message["type"] == "websocket.receive" and self._checks and self._ended is None:
+            if message["type"] == "websocket.receive" and self._checks and not self._is_closed:
                 await self._count()
         except BaseException:  # this read is given up, for example after a timeout, and the next one gets the message
             self._unread.append(message)
@@ -96,8 +98,9 @@ class GuardedWebSocket:
     async def send(self, message: Message) -> None:
         """Forward a message of the application; raise `OSError` after the end (ASGI, "Send after disconnect")."""
         await self._end_if_banned()
-        is_close = message["type"] == "websocket.close"
+        is_close = message["type"] not in _OPEN
         if self._ended is None:
+            self._is_closed = is_close
             if is_close and message.get("code") in _OWN_CODES:  # of a limit at an endpoint
                 await close_websocket(self._send_on, message["code"], message.get("reason") or "")
             else:
@@ -127,7 +130,7 @@ class GuardedWebSocket:
     async def _end_if_banned(self) -> None:
         """Look whether the client is banned if the last look is old enough, and end the websocket if it is."""
         now_us = self._engine.monotonic_us()
-        if now_us - self._looked_us < LOOK_EVERY_US or self._ended is not None:
+        if now_us - self._looked_us < LOOK_EVERY_US or self._is_closed:
             return
         ban = None
         with suppress(StoreError):  # the next look decides
@@ -137,8 +140,9 @@ class GuardedWebSocket:
             await self._end(POLICY_VIOLATION, "banned")
 
     async def _end(self, code: int, reason: str) -> None:
-        """Close the websocket; the application gets a disconnect from now on."""
-        if self._ended is None:
+        """Close the websocket, if it is open; the application gets a disconnect from now on."""
+        if not self._is_closed:
+            self._is_closed = True
             self._ended = {"type": "websocket.disconnect", "code": code, "reason": reason}
             with suppress(OSError):  # the client has left, which the application learns in the same way
                 await close_websocket(self._send_on, code, reason)
