@@ -170,7 +170,8 @@ class ReportOutcome(Effect):
     """Reports the outcome of a request, unless a middleware around its own, of the same limiter, does.
 
     It enters itself among the effects of the request, in front of those that are awaited.
-    A request that is exempt, or whose client leaves before it is decided or while it waits, is not reported.
+    A request that is exempt, or that ends, because its client leaves or its server cancels it, before it is decided or
+    while it waits, is not reported.
 
     Args:
         visit: The request, which arrives.
@@ -204,6 +205,8 @@ class ReportOutcome(Effect):
         if not receivers:
             return
         decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
+        if visit.was_waiting and not (visit.status or isinstance(error, Exception)):  # it is cancelled with its wait
+            return
         if _has_outcome(visit, decisions):
             began_us = policy.engine.unix_us() - duration_us
             notify(receivers, _outcome(visit, decisions, error, route, began_us, duration_us))

@@ -45,7 +45,7 @@ class Waiting:
         self._queues = limiter.engine.queues
         self._calls = calls
 
-    async def hit(
+    async def hit(  # noqa: C901 - the way of a request that waits
         self,
         visit: Visit,
         rules: Sequence[BoundRule],
@@ -84,15 +84,20 @@ class Waiting:
             answer = decision = await ask()
         if answer is None or room_in_us(answer) is not None:
             channel = _begin_reading_ahead(visit)
-            decision = await self._queues.wait(
-                name,
-                answer,
-                ask,
-                wait_us=bound.rule.wait_us,
-                wait_max=bound.rule.wait_max,
-                tenant=tenant,
-                is_gone=channel.is_gone,
-            )
+            try:
+                decision = await self._queues.wait(
+                    name,
+                    answer,
+                    ask,
+                    wait_us=bound.rule.wait_us,
+                    wait_max=bound.rule.wait_max,
+                    tenant=tenant,
+                    is_gone=channel.is_gone,
+                )
+            except BaseException:
+                for around in visit.visits():  # one of which reports its outcome
+                    around.was_waiting = True
+                raise
             if channel.is_gone():  # what it was charged meanwhile is refunded
                 if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
                     visit.send_on = discard_message
