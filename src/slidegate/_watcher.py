@@ -3,10 +3,10 @@
 A path may lead to anything: a pipe without a writer, an endless device, a loop of links, a huge file, a file that is
 being written. None of them blocks the reader, and no file is read partially.
 
-A request triggers a check if the last one is at least a second old. A short-lived thread checks the files and reads
-those that have changed, so no request waits; there is at most one such thread. Changed files are read once their sizes
-and times were equal at two checks. A file that could not be read because of another one is read again when either of
-them changes.
+A request triggers a check of each file whose last one is at least a second old. A short-lived thread checks the file
+and reads it if it has changed, so no request waits; there is at most one such thread for each file. A changed file is
+read once its size and times were equal at two checks. A file that could not be read because of another one is read
+again when either of them changes.
 """
 
 from __future__ import annotations
