@@ -22,7 +22,9 @@ from starlette.types import Receive, Scope, Send
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_ip
 from slidegate.testing import FakeClock
 from slidegate.web.clients import Client
+from slidegate.web.headers import Rendered
 from slidegate.web.keys import combine, cookie, everyone, header, path_param, query
+from slidegate.web.plan import Plan
 from slidegate.web.refusals import Answer
 
 from ..asgi import hello, page, scope_of, send_scope, statuses
@@ -171,6 +173,36 @@ async def test_nothing_is_remembered_of_a_client_but_one_object_that_holds_no_ot
         visited = [one for one in reached(app).values() if gc.is_tracked(one)]
         assert sum(isinstance(one, Client) for one in visited) == clients
         assert len(visited) < clients * 1.5, "by the garbage collector"
+
+
+@pytest.mark.parametrize("met", [1, 8, 9, 17, 18, 40, 200])
+async def test_however_many_rules_a_request_meets_its_plans_and_fields_are_made_once(met: int) -> None:
+    rules = [Rule("*", "9/hour", name=f"r{number}", when=lambda request: True) for number in range(met)]
+    app = RateLimitMiddleware(hello, rules=rules)
+
+    async def left_by_request() -> list[int]:
+        await send_scope(app, scope_of())
+        kept = reached(app.policy).items()
+        plans = [key for key, one in kept if isinstance(one, Plan) and one.traits.is_evaluated]
+        return plans + [key for key, one in kept if isinstance(one, Rendered) and len(one.limits) == met]
+
+    first = await left_by_request()
+    assert len(first) == 2, "a plan for the conditions as they are, and its fields"
+    assert await left_by_request() == first
+
+
+async def test_the_more_rules_requests_meet_the_fewer_plans_are_remembered() -> None:
+    rules = [
+        Rule("*", "99999/hour", name=f"r{bit}", when=lambda request, bit=bit: int(request.headers["x"]) >> bit & 1)
+        for bit in range(40)
+    ]
+    app = RateLimitMiddleware(hello, rules=rules)
+    for number in range(300):
+        await send_scope(app, scope_of(headers={"X": str((1 << 40) - 1 - number)}))
+    most = max(len(one) for one in reached(app.policy.rules).values() if isinstance(one, dict))
+    assert most > 200
+    weights = [sum(map(sys.getsizeof, key)) for key in app.policy.rules._plans]
+    assert sum(weights) < 4_096 * 1_024
 
 
 # -- the work for one request grows out of proportion neither with its texts nor with the number of routes -------------

@@ -1,7 +1,8 @@
 """Memoization in bounded memory.
 
 A memo is bounded in bytes and not only in entries, because its keys often contain text chosen by a client. A key of
-more than `MEMO_BYTES` is not stored, and its answer is computed each time. So the keys of a memo take at most
+more than `MEMO_BYTES` of text is not stored, and its answer is computed each time. If a key is larger by our own
+objects, such as rules, which clients do not choose, fewer of its kind are stored. So the keys of a memo take at most
 `MEMO_SIZE` times `MEMO_BYTES`, which is 4 MiB; four times that for a memo of size `MANY`. A full memo gives up its
 oldest entries, a few at a time: emptying it would take milliseconds at once.
 """
@@ -15,7 +16,7 @@ from typing import Final, TypeVar
 
 MEMO_SIZE: Final = 4_096
 MEMO_BYTES: Final = 1_024
-"""The most bytes of the texts in one memo key; addresses, client keys and ordinary paths are far smaller."""
+"""The most bytes of text in one memo key; addresses, client keys and ordinary paths are far smaller."""
 MANY: Final = 16_384
 """How many paths, clients and keys of requests are memoized; a busy site has more of them than of anything else."""
 PATH_BYTES: Final = 512
@@ -32,14 +33,21 @@ def remember(memo: dict[_K, _V], key: _K, value: _V, max_size: int = MEMO_SIZE, 
     """Store a value in a memo, in place of the oldest ones if the memo is full, and return the value.
 
     Args:
-        key: A text, or a tuple of texts and small objects.
-        max_size: The most entries of the memo.
-        max_bytes: The most bytes of the key and of its elements; a larger one is not stored.
+        key: A text, or a tuple of texts and objects.
+        max_size: The most entries of the memo; fewer if keys have more than `max_bytes`.
+        max_bytes: The most bytes of text in the key; one with more is not stored.
     """
-    if key_bytes(key) <= max_bytes:
-        if len(memo) >= max_size:
-            _forget_oldest(memo, max_size)
-        memo[key] = value
+    size = key_bytes(key)
+    if size > max_bytes:
+        if not isinstance(key, tuple):
+            return value
+        texts = [part for part in key if isinstance(part, (str, bytes))]
+        if sum(map(getsizeof, texts)) > max_bytes:
+            return value
+        max_size = max_size * max_bytes // size
+    if len(memo) >= max_size:
+        _forget_oldest(memo, max_size)
+    memo[key] = value
     return value
 
 
