@@ -10,17 +10,20 @@ from itertools import count, product
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Host, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_ip
 from slidegate.testing import FakeClock
+from slidegate.web.bound_rule import BoundRule
 from slidegate.web.clients import Client
 from slidegate.web.headers import Rendered
 from slidegate.web.keys import combine, cookie, everyone, header, path_param, query
@@ -203,6 +206,48 @@ async def test_the_more_rules_requests_meet_the_fewer_plans_are_remembered() -> 
     assert most > 200
     weights = [sum(map(sys.getsizeof, key)) for key in app.policy.rules._plans]
     assert sum(weights) < 4_096 * 1_024
+
+
+NUMBERS = count()
+MADE: dict[str, Callable[[Any], RateLimit]] = {
+    "equal": lambda holder: RateLimit("1000/hour", key=header("X-API-Key"), concurrency=9),
+    "when": lambda holder: RateLimit("1000/hour", when=lambda request: holder is not None),
+    "key": lambda holder: RateLimit("1000/hour", key=lambda request: f"all {type(holder)}"),
+    "count_if": lambda holder: RateLimit("1000/hour", count_if=lambda status: holder is None),
+    "name": lambda holder: RateLimit("1000/hour", name=f"n{next(NUMBERS)}", key=lambda request: f"all {type(holder)}"),
+    "limits": lambda holder: RateLimit(limits=lambda request: f"{900 + id(holder) % 9}/hour", wait="1ms"),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+async def test_a_limit_that_each_request_makes_leaves_nothing_behind(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slidegate.web.endpoints._MOST_ALIKE", 8)
+
+    class Holder:
+        """What a function of such a limit may refer to, for example its request."""
+
+    held: WeakSet[Holder] = WeakSet()
+
+    async def endpoint(request: Request) -> Response:
+        holder = Holder()
+        held.add(holder)
+        await MADE[kind](holder).check(request)
+        return PlainTextResponse("hi")
+
+    app = RateLimitMiddleware(Starlette(routes=[Route("/", endpoint)]), limiter=Limiter(MemoryStore()))
+    sizes = []
+    for _ in range(2):
+        for _ in range(40):
+            assert (await send_scope(app, scope_of("/"))).status == 200
+        gc.collect()
+        kept = reached(app).values()
+        sizes.append([sum(isinstance(one, kind) for one in kept) for kind in (Plan, BoundRule, RateLimit)])
+        most = 10 if kind == "name" else 2
+        assert len(held) <= most, "of the first request and the latest"
+        assert len([*app.published()]) <= most + 1
+    assert sizes[0] == sizes[1]
 
 
 # -- the work for one request grows out of proportion neither with its texts nor with the number of routes -------------

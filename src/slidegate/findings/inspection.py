@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Final
+from weakref import ref
 
 from starlette.types import Message, Scope, Send
 
@@ -11,6 +12,7 @@ from ..core.addresses import address_key
 from ..core.errors import quoted
 from ..web.client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
 from ..web.clients import GONE, KEY, Client
+from ..web.endpoint_rule import dotted_name
 from ..web.finding import Finding
 from ..web.keys import parts_of, person_of, user
 from ..web.policy import Policy
@@ -106,6 +108,28 @@ def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
     policy.findings.report(_about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
     if _counts_users(rule) and not _has_user(scope):
         visit.effects = [*visit.effects, _UserCheck(rule, scope)]
+
+
+def of_new_limit(policy: Policy, limit: object, function: object) -> None:
+    """Look at a limit that a request meets for the first time.
+
+    Limits of routes and decorators stay, and so do those that a first request has made. One that is made for a request
+    ends with it.
+
+    Args:
+        policy: The policy of the middleware.
+        limit: The limit.
+        function: The endpoint.
+    """
+    latest = policy.findings.latest_limits
+    if len(latest) == latest.maxlen and not any(reference() for reference in latest):
+        text = (
+            f"{dotted_name(function)} makes a RateLimit for each request; make it once, outside of the function: "
+            'LIMIT = RateLimit("5/minute"), and there await LIMIT.check(request); what differs by request can be a '
+            "function: RateLimit(limits=..., key=...)"
+        )
+        policy.findings.report([Finding("SG144", text)])
+    latest.append(ref(limit))
 
 
 # -- one request -------------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ class BoundRule:
 
     Attributes:
         identity: The name of its buckets.
+        mark: What tells its buckets from those of another rule of this name. It is not the rule, because memos keep
+            buckets, and the functions of a rule that a request has made may refer to the request.
         bucket: The bucket of its limits, those that apply if a limits function fails included; None without limits.
         permits: The bucket of its permits; None without `concurrency`.
         charges: Each of these with its cost, for a request that no function of the user's concerns.
@@ -57,6 +59,7 @@ class BoundRule:
         self.identity = identity
         self._limiter = limiter
         self._taken = taken
+        self.mark = object()
         self.bucket: Bucket | None = None
         if rule.limits:
             self.bucket = self._bucket(rule.limits, is_fallback=rule.limits_function is not None)
@@ -89,7 +92,7 @@ class BoundRule:
             unit=rule.unit,
             label=rule.label,
             on_error=rule.on_error,
-            by=rule,
+            by=self.mark,
             shadow=rule.is_shadow,
             is_fallback=is_fallback,
         )

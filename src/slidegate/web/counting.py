@@ -18,7 +18,7 @@ from ..limiter.aio import answer_of
 from ..limiter.engine import Engine
 from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_in, whole_cost
-from .plan import Plan, RuleMatch, Traits
+from .plan import Plan, RuleMatch
 from .rule_set import RuleSet
 from .signals import Signals
 from .visit import Visit
@@ -152,7 +152,7 @@ class Counting:
             matches.append(RuleMatch(bound, ends))
             if ends:
                 break
-        return self._rules.plan_of(matches, plan.strikes, Traits(plan.traits.is_preflight, is_evaluated=True))
+        return self._rules.plan_of(matches, plan.strikes, plan.traits._replace(is_evaluated=True))
 
     async def observe(self, visit: Visit, shadows: Sequence[BoundRule], request: HTTPConnection) -> None:
         """Count an admitted request under shadow rules, and report those that would have refused it."""

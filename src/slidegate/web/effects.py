@@ -7,7 +7,7 @@ outcome.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any
 
 from starlette.types import Scope
@@ -61,7 +61,7 @@ class HandBack(CloseReservations):
     """Refunds what rules have charged, unless their `count_if` counts the response, and closes these reservations.
 
     Args:
-        rules: The rules with `count_if`.
+        rules: The rules with `count_if`, by the marks of their buckets.
         engine: The engine that has charged.
         calls: Calls the user's functions.
     """
@@ -69,7 +69,7 @@ class HandBack(CloseReservations):
     statuses = None
     ends = False  # `end` is called if no response has started
 
-    def __init__(self, rules: Collection[Rule], engine: Engine, calls: UserCallbacks) -> None:
+    def __init__(self, rules: Mapping[object, Rule], engine: Engine, calls: UserCallbacks) -> None:
         super().__init__(engine)
         self._rules = rules
         self._calls = calls
@@ -78,8 +78,8 @@ class HandBack(CloseReservations):
         try:
             for decision in visit.own_decisions:
                 for index, check in enumerate(decision.checks):
-                    rule: Any = check[0].by
-                    if rule not in self._rules or not decision.allowed:  # another may have its name
+                    rule: Any = self._rules.get(check[0].by)  # another may have its name
+                    if rule is None or not decision.allowed:
                         continue
                     if not await self._calls.ask(rule, status, "count_if", rule.count_if, _true_or_false, True):
                         await self._engine.refund(decision.begin_refund(index))
@@ -253,7 +253,7 @@ def effects_of(plan: Plan, engine: Engine, signals: Signals, calls: UserCallback
         return effects
     if signals.by_status and not plan.is_exempt:
         effects.append(StrikeForStatus(signals))
-    judging = [rule for rule in plan.reserving if rule.count_if is not None]
+    judging = {mark: rule for mark, rule in plan.reserving.items() if rule.count_if is not None}
     if judging:
         effects.append(HandBack(judging, engine, calls))
     if len(judging) < len(plan.reserving):

@@ -60,8 +60,8 @@ class EndpointRule(Rule):
                 )
 
 
-_IN_TEXT: Final = ("limits", "limits_function", "concurrency", "is_shadow", "label")
-"""The attributes of a limit that its name has anyway."""
+_IN_TEXT: Final = ("limits", "limits_function", "concurrency", "is_shadow", "label", "where")
+"""The attributes of a limit that its name has anyway, or that decide nothing."""
 _PLAIN: Final = EndpointRule("*", "1/second")
 
 
@@ -95,7 +95,7 @@ def rule_at(limit: Rule, function: Any, endpoint: Any, route: str) -> tuple[Rule
     where = dotted_name(function)
     if not is_found_by_name(function):  # others may have this module and name, too: the route tells them apart
         where = f"{where} {route}"
-    return rule, rule.identity_of(" ".join([where, text_of(rule), *_options_of(rule)]))
+    return rule, f"{where} {full_text_of(rule)}"
 
 
 def _label_at(function: Any, endpoint: Any, route: str) -> str:
@@ -118,6 +118,11 @@ def text_of(rule: Rule) -> str:
     if rule.limits_function is None:
         return "; ".join(map(str, rule.all_limits))
     return f"by {_place_of(rule.limits_function)}"
+
+
+def full_text_of(rule: Rule) -> str:
+    """Return as text all that decides which requests a limit counts, and how; its functions by their names."""
+    return rule.identity_of(" ".join([text_of(rule), *_options_of(rule)]))
 
 
 def _options_of(rule: Rule) -> Iterator[str]:

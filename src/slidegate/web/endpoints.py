@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Coroutine
 from copy import copy
 from functools import cached_property
 from inspect import Parameter, Signature
-from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Final, NoReturn, ParamSpec, TypeAlias, TypeVar, Unpack, overload
+from weakref import ref
 
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import HTTPConnection
@@ -28,9 +29,9 @@ from .clients import KEY, visit_of
 from .decorators import LIMITS_MARK, decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
-from .endpoint_rule import EndpointOptions, EndpointRule, check_options, rule_at, text_of
+from .endpoint_rule import EndpointOptions, EndpointRule, check_options, full_text_of, rule_at, text_of
 from .finding import Finding
-from .keys import path_parameters
+from .keys import Key, path_parameters
 from .plan import Plan, RuleMatch, Traits
 from .policy import Policy
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
@@ -38,6 +39,8 @@ from .routes import route_label
 from .rule_set import method_of
 from .rules import Limits, LimitsFunction, Rule
 from .visit import Visit, active_visit_of
+
+_MOST_ALIKE: Final = 256  # limits that are found by what they count, for requests that make limits for themselves
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -128,8 +131,9 @@ class RateLimit:
         check_options(options)
         self.rule = EndpointRule("*", limits, **options)
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
-        # FastAPI would not await its result, and no request would ever be limited.
-        vars(self)["__call__"] = self.check
+        # FastAPI would not await its result, and no request would ever be limited. It is not bound, because then the
+        # limit would refer to itself, and one that a request makes would not end with it.
+        vars(self)["__call__"] = RateLimit.check
         parameter = Parameter("connection", Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)
         vars(self)["__signature__"] = Signature([parameter])
 
@@ -194,8 +198,8 @@ class RateLimit:
         rule = self.rule
         if rule.methods is not None and not rule.may_match(scope["type"], method_of(scope)):
             return
-        # Where no route names an endpoint, all that reach this limit have one count.
-        plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or self)
+        # Where no route names an endpoint, all that reach equal limits have one count.
+        plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or RateLimit)
         if policy.findings.requests_left:
             policy.inspection.of_endpoint(visit, plan.matches[0].bound.rule, scope)
         if not plan.is_direct:  # it may call functions
@@ -248,20 +252,32 @@ class RateLimit:
         memo = rules.at_endpoints.get(memo_key)
         if memo is not None:
             return memo[0]
+        policy.inspection.of_new_limit(policy, self, function)
+        # One that a request makes for itself is equal to the one before, or alike but for its functions: closures.
+        alike = full_text_of(self.rule), id(function)
+        values = [value for value in vars(self.rule).values() if not isinstance(value, Key)]  # keys are in the text
+        memo = rules.alike.get(alike)
+        if memo is None or memo[2] != values:
+            plan = self._new_plan(policy, scope, function)
+            plan.traits = Traits(is_brief=memo is not None)  # those that its condition leads to are remembered, or not
+            memo = remember(rules.alike, alike, (plan, function, values), _MOST_ALIKE)
+        # What follows keeps the function alive, so that no other one gets its id, and ends with the limit.
+        end = ref(self, lambda _: rules.at_endpoints.pop(memo_key, None))
+        return remember(rules.at_endpoints, memo_key, (memo[0], function, end))[0]
+
+    def _new_plan(self, policy: Policy, scope: Scope, function: Any) -> Plan:
+        """Return the plan of the requests to an endpoint."""
         label = route_label(scope)
         rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label)
-        where = f"RateLimit at {label or 'another endpoint'}"
-        problem = rules.other_limits(rule, identity, where)
+        rule.where = f"RateLimit at {label or 'another endpoint'}"
+        problem = policy.rules.other_limits(rule, identity)
         if problem:
             policy.findings.report([Finding("SG143", problem)])
-        first, _ = rules.first_by_name[identity]
-        # What has one name counts together, and so has the limits of the first.
-        rule.limits, rule.limits_function, rule.concurrency = first.limits, first.limits_function, first.concurrency
-        plan = rules.plan_of([RuleMatch(rules.bind(rule, identity))], (), Traits())
+            # What has one name counts together, and so has the limits of the first.
+            first = policy.rules.first_by_name[identity]
+            rule.limits, rule.limits_function, rule.concurrency = first.limits, first.limits_function, first.concurrency
         _log_missing_parameters(rule, scope)
-        # The memo keeps both alive, so that no other object gets their ids.
-        remember(rules.at_endpoints, memo_key, (plan, (self, function)))
-        return plan
+        return policy.rules.plan_of([RuleMatch(policy.rules.bind(rule, identity))], (), Traits(is_brief=True))
 
 
 def _log_missing_parameters(rule: Rule, scope: Scope) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..core.logs import logger
 
@@ -35,12 +36,14 @@ class Findings:
     Attributes:
         reported: The findings so far.
         requests_left: How many of the next requests are checked.
+        latest_limits: The limits at endpoints that were met last for the first time, each as a weak reference.
         first: The first requests: the key of the client of each, and a hash of what its header fields name.
     """
 
     def __init__(self) -> None:
         self.reported: list[Finding] = []
         self.requests_left = REQUESTS_CHECKED
+        self.latest_limits: deque[Any] = deque(maxlen=10)
         self.first: list[tuple[str, int]] = []
 
     def report(self, findings: Iterable[Finding]) -> None:

@@ -46,11 +46,13 @@ class Traits(NamedTuple):
         is_preflight: They are CORS preflights.
         is_evaluated: The conditions of their rules are true.
         is_enforced: Ban policies and limits at endpoints are enforced: the client is on no list, and nothing is off.
+        is_brief: The rules do not remember their plan, as a request may have made its rule for itself.
     """
 
     is_preflight: bool = False
     is_evaluated: bool = False
     is_enforced: bool = True
+    is_brief: bool = False
 
 
 class Plan:
@@ -71,7 +73,7 @@ class Plan:
         strikes: The signals of ban policies for their path; none if they are exempt.
         limiting: The rules that limit them.
         shadows: The rules in shadow mode.
-        reserving: The limiting rules that may hand back what they have charged.
+        reserving: The limiting rules that may hand back what they have charged, by the marks of their buckets.
         is_followed: Whether there are such rules, or shadow rules, which an admission has consequences for.
         waiting: The limiting rules with `wait`; none beside one that counts refusals.
         calls_functions: Whether a rule that limits them calls a function of the user's.
@@ -109,8 +111,7 @@ class Plan:
             elif bound.rule.counts and self.verdict.allowed:
                 self.limiting.append(bound)
         self.waiting = _waiting(self.limiting)
-        rules = [bound.rule for bound in self.limiting]
-        self.reserving = [rule for rule in rules if rule.count_if is not None or rule.cost_max is not None]
+        self.reserving = {bound.mark: bound.rule for bound in self.limiting if bound.rule.reserves}
         self.is_followed = bool(self.reserving or self.shadows)
         self.effects: Sequence[Any] = ()
         self.rendered: Rendered | None = None

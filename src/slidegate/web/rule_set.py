@@ -84,8 +84,10 @@ class RuleSet:
         in_order: The rules with their buckets, without those of routes and endpoints.
         nothing: The plan of requests that no rule concerns: their client is on a list, or limits are off.
         always: The plan of all requests but preflights, if they match the same rules; else None.
-        at_endpoints: The plans of limits at endpoints, which end with the policy, as a reloaded file replaces it.
-        first_by_name: The first rule with each name of buckets, and where it is written.
+        at_endpoints: The plans of limits at endpoints, by limit and endpoint; they end with the policy, as a reloaded
+            file replaces it.
+        alike: The same by what the limit counts, and the endpoint.
+        first_by_name: The first rule with each name of buckets, as long as it is used.
     """
 
     def __init__(
@@ -112,14 +114,15 @@ class RuleSet:
         self._living: WeakValueDictionary[int, BoundRule] = WeakValueDictionary()
         self._by_request: dict[object, Plan] = {}
         self._plans: dict[object, Plan] = {}
-        self.at_endpoints: dict[object, tuple[Plan, object]] = {}
+        self.at_endpoints: dict[object, tuple[Plan, object, object]] = {}
+        self.alike: dict[object, tuple[Plan, object, object]] = {}
         self.defaults: DefaultLimits | None = None
         if default_limits is not None:
             self.defaults = DefaultLimits(default_limits, key, app, names.unique("per-route:"), self.bind)
         self.in_order = self._bound_in_order(names)
-        self.first_by_name = {
-            bound.identity: (bound.rule, "the middleware") for bound in self.in_order if bound.rule.counts
-        }
+        self.first_by_name = WeakValueDictionary(
+            {bound.identity: bound.rule for bound in self.in_order if bound.rule.counts}
+        )
         self._anywhere = {index for index, bound in enumerate(self.in_order) if not bound.paths}
         self._index = PathIndex([(path, index) for index, bound in enumerate(self.in_order) for path in bound.paths])
         # One plan for all, if nothing about a request matters but whether it is a preflight.
@@ -218,7 +221,8 @@ class RuleSet:
         if plan is None:
             plan = Plan(tuple(matches), strikes, traits, self._headers)
             plan.effects = self._effects_of(plan)
-            remember(self._plans, memo_key, plan)
+            if not traits.is_brief:
+                remember(self._plans, memo_key, plan)
         return plan
 
     # -- rules with their buckets --------------------------------------------------------------------------------------
@@ -235,19 +239,18 @@ class RuleSet:
         engine.overrides.register(bound.named)
         return bound
 
-    def other_limits(self, rule: Rule, identity: str, where: str) -> str:
+    def other_limits(self, rule: Rule, identity: str) -> str:
         """Return how limits differ from the first ones that were written under their name; empty if they do not.
 
         Args:
             rule: The limits.
             identity: The name of their buckets.
-            where: Where they are written.
         """
-        first, there = self.first_by_name.setdefault(identity, (rule, where))
+        first = self.first_by_name.setdefault(identity, rule)
         if text_of(first) == text_of(rule):
             return ""
-        text = f"the name {rule.name!r} has the limits {text_of(first)} in {there}, which count for all, and "
-        return text + f"{text_of(rule)} in {where}; write the same, or another name"
+        text = f"the name {rule.name!r} has the limits {text_of(first)} in {first.where}, which count for all, and "
+        return text + f"{text_of(rule)} in {rule.where}; write the same, or another name"
 
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then those of routes and endpoints that were requested so far."""

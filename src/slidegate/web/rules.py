@@ -141,6 +141,9 @@ class Rule:
         ConfigurationError: An option is invalid, or options cannot be combined.
     """
 
+    where = "the middleware"
+    """Where it is written, for findings."""
+
     @options_checked
     def __init__(
         self,
@@ -263,6 +266,11 @@ class Rule:
         if self.is_shadow:
             return f"{name}:shadow"
         return name
+
+    @property
+    def reserves(self) -> bool:
+        """Whether what it charges may be handed back."""
+        return self.count_if is not None or self.cost_max is not None
 
     @property
     def counts(self) -> bool:

@@ -43,8 +43,8 @@ def compare_names(kind: Any, policy: Policy, app: object) -> None:
         for rule in rules_of_route(attribute_of(route, "endpoint"), attribute_of(route, "dependant")):
             if rule.name is None:  # each endpoint has its own
                 continue
-            where = f"RateLimit at {mounted(route, above).label}"
-            problem = around[-1].rules.other_limits(rule, rule.identity, where)
+            rule.where = f"RateLimit at {mounted(route, above).label}"
+            problem = around[-1].rules.other_limits(rule, rule.identity)
             if problem:
                 raise ConfigurationError(problem)
 
