@@ -130,8 +130,8 @@ def _options_of(rule: Rule) -> Iterator[str]:
     for option, value in vars(rule).items():
         if option in _IN_TEXT or value == vars(_PLAIN)[option]:
             continue
-        if option == "methods":
-            value = text_of_methods(value)
+        if isinstance(value, frozenset):  # methods, or statuses
+            value = text_of_methods(map(str, value))
         elif callable(value):
             value = _place_of(value)
         yield f"{option}={value}"

@@ -134,6 +134,7 @@ class Rule:
         is_final: Whether no later rule applies.
         status: The status of the response to a blocked request.
         label: The name, else methods and paths, for display.
+        where: Where it is written, for findings.
 
     The other attributes are the options of the same names.
 
@@ -142,7 +143,6 @@ class Rule:
     """
 
     where = "the middleware"
-    """Where it is written, for findings."""
 
     @options_checked
     def __init__(
@@ -321,12 +321,18 @@ def _checked_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     return frozenset(names)
 
 
+class _Statuses(frozenset[int]):
+    """A `count_if` of statuses, which is equal to one of the same statuses."""
+
+    __call__ = frozenset.__contains__
+
+
 def _counts_statuses(listed: Iterable[int]) -> CountIf:
     """Return the function that says whether a response counts, given the statuses that do."""
-    statuses = frozenset([check_whole(status, 100, 599, "count_if", "for example 401") for status in listed])
+    statuses = _Statuses([check_whole(status, 100, 599, "count_if", "for example 401") for status in listed])
     if not statuses:
         raise ConfigurationError("expected statuses such as [401, 403], not an empty list", "count_if")
-    return statuses.__contains__
+    return statuses
 
 
 def _check_together(options: set[str]) -> None:
