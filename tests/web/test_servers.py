@@ -1,13 +1,18 @@
 """Limits at endpoints and on messages behind real servers on loopback."""
 
 import asyncio
+import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import httpx
@@ -309,3 +314,62 @@ async def test_a_lying_call_is_rejected_by_the_server_and_counted_under_the_tool
         assert refused.status_code == 429
         assert int(refused.headers["Retry-After"]) > 3_500
         assert await post(lie | {"params": {}}, "export") == 400
+
+
+# -- servers with several workers, which count apart in memory ---------------------------------------------------------
+
+
+SERVED = """
+from fastapi import FastAPI
+from slidegate import RateLimitMiddleware
+
+app = FastAPI()
+app.add_middleware(RateLimitMiddleware, limits="5/minute")
+app.add_api_route("/", lambda: 1)
+if __name__ == "__main__":
+    import sys, uvicorn
+
+    uvicorn.run("served:app", port=int(sys.argv[1]), workers=3)
+"""
+GUNICORN = "-m gunicorn -k uvicorn_worker.UvicornWorker"
+SEVERAL = {
+    "uvicorn": "-m uvicorn served:app --workers 3 --port {port}",
+    "uvicorn in code": "served.py {port}",
+    "gunicorn": f"{GUNICORN} -w 3 served:app -b 127.0.0.1:{{port}}",
+    "a file of gunicorn": f"{GUNICORN} -c three.py served:app -b 127.0.0.1:{{port}}",
+    "hypercorn": "-m hypercorn -w 3 served:app -b 127.0.0.1:{port}",
+}
+ONE = {
+    "uvicorn": "-m uvicorn served:app --port {port}",
+    "uvicorn that reloads": "-m uvicorn served:app --reload --workers 3 --port {port}",
+    "gunicorn": f"{GUNICORN} -w 1 served:app -b 127.0.0.1:{{port}}",
+    "hypercorn": "-m hypercorn -w 1 served:app -b 127.0.0.1:{port}",
+    "hypercorn that reloads": "-m hypercorn --reload served:app -b 127.0.0.1:{port}",
+}
+
+
+@pytest.mark.all
+@pytest.mark.skipif(sys.platform == "win32", reason="Gunicorn needs POSIX")
+@pytest.mark.parametrize(
+    ("command", "workers"), [*((each, 3) for each in SEVERAL.values()), *((each, 1) for each in ONE.values())]
+)
+def test_several_workers_are_reported_however_they_were_started(
+    command: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    (tmp_path / "served.py").write_text(SERVED)
+    (tmp_path / "three.py").write_text("workers = 3")
+    port, log = free_port(), tmp_path / "log"
+    with log.open("wb") as file:
+        words = [sys.executable, *command.format(port=port).split()]
+        server = subprocess.Popen(words, cwd=tmp_path, stdout=file, stderr=file, start_new_session=True)
+    try:
+        until(lambda: listens(port) or server.poll() is not None, "the server listens")
+        assert httpx.get(f"http://127.0.0.1:{port}/", timeout=BOUND_S).status_code == 200
+        if workers > 1:
+            until(lambda: f"SG103: limits are per process: with {workers} workers" in log.read_text(), "the line")
+        assert ("SG103" in log.read_text()) is (workers > 1)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(BOUND_S)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
+import threading
 from collections.abc import Iterator
 from operator import is_
 from typing import Any, Final
@@ -23,16 +25,36 @@ _built: Final[WeakSet[Any]] = WeakSet()
 
 
 def about_workers(limiter: Limiter) -> Iterator[Finding]:
-    """Yield the finding about several processes that count apart: a setting starts them."""
-    if not limiter.engine.per_process:
-        return
-    count = os.environ.get(_WORKERS, "")
-    if _SEVERAL.fullmatch(count):
+    """Yield the finding about several processes that count apart: a setting or a server starts them."""
+    count = _workers()
+    if _SEVERAL.fullmatch(os.environ.get(_WORKERS, "")):
+        count = int(os.environ[_WORKERS])
+    if count > 1 and limiter.engine.per_process:
         yield Finding(
             "SG103",
-            f"limits are per process: with {_WORKERS}={count} a client gets each limit up to that many times; "
+            f"limits are per process: with {count} workers a client gets each limit up to that many times; "
             'to count for all processes, write Limiter.from_url("lmdb:///var/lib/app/slidegate")',
         )
+
+
+def _workers() -> int:
+    """Return how many processes the server has that runs this one; 0 if it has started none.
+
+    It calls its workers with its configuration, which so is in the stack of the main thread.
+    """
+    workers = 0
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] in ("uvicorn", "gunicorn", "hypercorn"):
+            for value in [*frame.f_locals.values()]:
+                config = attribute_of(value, "cfg", value)
+                if not attribute_of(config, "should_reload"):  # it starts one
+                    workers = max(workers, attribute_of(config, "workers", 0))
+        if module in ("multiprocessing.process", "gunicorn.arbiter"):  # else it serves in its own process
+            return workers
+        frame = frame.f_back
+    return 0
 
 
 def about_building(middleware: Any) -> Iterator[Finding]:
