@@ -22,7 +22,7 @@ import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Quota, parse_limits
 from slidegate.core import Ban, Bucket, StoreTimeout, StoreUnavailable
-from slidegate.stores.lmdb import LmdbStore, counts, environment, gate, kept
+from slidegate.stores.lmdb import LmdbStore, counts, gate, kept, open_environments
 from slidegate.stores.lmdb.counts import LAYOUT, boot_id, boot_us
 from slidegate.stores.lmdb.kept import KEPT, Kept
 from slidegate.stores.lmdb.rows import ban_of
@@ -214,7 +214,7 @@ def test_a_reader_keeps_no_worker_from_starting_again(machine: Machine) -> None:
     assert reader.peek(CHECKS).remaining == 3
 
     def begin() -> Any:
-        environment._open.clear()  # the options of the parent are others
+        open_environments._open.clear()  # the options of the parent are others
         machine.boot = "2"
         return LmdbStore(machine.path, **SMALL)
 
@@ -231,7 +231,7 @@ def test_the_size_of_the_map_is_that_in_the_file_unless_a_store_alone_asks_for_m
 
     def beside(most: int) -> Callable[[], object]:
         def begin() -> Any:
-            environment._open.clear()  # the options of the parent are others
+            open_environments._open.clear()  # the options of the parent are others
             own = LmdbStore(path, max_map_size=most)
             assert size_of(own) == 8 * mib
             return own
@@ -611,18 +611,51 @@ def test_what_a_later_version_adds_to_rows_is_kept(machine: Machine) -> None:
 
 
 def test_a_thread_copies_once_a_second(machine: Machine) -> None:
-    store, background = machine.store(), list[Any]()
+    store, background, keep, more = machine.store(), list[Any](), Kept.keep, ["user:eve"]
+
+    def keep_while_more_changes(own: Kept, deadline_s: float) -> None:
+        keep(own, deadline_s)
+        while more:
+            store.bans.strike(POLICY, more.pop(), 1, "why")
+
     machine.patch.setattr(kept, "in_background", background.append)
+    machine.patch.setattr(Kept, "keep", keep_while_more_changes)
     store.hit(CHECKS)
     assert background == []
-    for number in range(40):
-        store.bans.strike(POLICY, f"user:{number}", 1, "why")
-    assert len(background) == 1
-    background.pop()()
-    assert unkept(store) == 0
-    assert time.monotonic() >= store._env.kept._next_s
-    store.hit(CHECKS)
-    assert background == [], "nothing is new"
+    for _ in range(2):
+        for number in range(40):
+            store.bans.strike(POLICY, f"user:{number}", 1, "why")
+        assert len(background) == 1
+        before_s = time.monotonic()
+        background.pop()()
+        assert time.monotonic() - before_s >= 1
+        assert unkept(store) == 0, "also what has changed during the first copy"
+        store.hit(CHECKS)
+        assert background == [], "nothing is new"
+        machine.wall.advance("2h")
+
+
+def test_while_the_disk_hangs_one_thread_copies_and_what_it_does_not_know_is_told(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.patch.setattr(kept, "KEEP_EVERY_S", 0.01)
+    store, may_write, write = machine.store(), threading.Event(), Kept._write
+
+    def hang(own: Kept, changes: Any) -> None:
+        may_write.wait(60)
+        raise OverflowError("unforeseen")
+
+    machine.patch.setattr(Kept, "_write", hang)
+    for _ in range(20):
+        store.hit(((PLAN, "ann", 1),))
+        time.sleep(0.01)
+        assert sum(thread.name == "slidegate-lmdb" for thread in threading.enumerate()) == 1
+    may_write.set()
+    until(lambda: "OverflowError: unforeseen" in caplog.text, "it is in the log")
+    machine.patch.setattr(Kept, "_write", write)
+    store.hit(((PLAN, "ann", 1),))
+    until(lambda: not unkept(store), "it goes on")
+    assert caplog.text.count("nothing is copied to") == 1
 
 
 # -- quotas ------------------------------------------------------------------------------------------------------------

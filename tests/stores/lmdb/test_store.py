@@ -172,27 +172,34 @@ def test_two_stores_of_a_process_share_one_environment_and_its_options(opened: O
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nobody says here which files are open")
-async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_others(opened: Opened) -> None:
+@pytest.mark.parametrize("on_loop", [False, True])
+def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_others(opened: Opened, on_loop: bool) -> None:
     store = opened()
     path = store._env.path
 
-    def ask() -> None:
-        for on_loop in (False, True):
-            with pytest.raises(StoreUnavailable, match=f"<LmdbStore {str(path)!r}> was closed"):
-                asyncio.run(waited(store)) if on_loop else store.hit(CHECKS)
+    async def settled(act: Callable[[], Any]) -> Any:
+        return await settle(act())
 
-    await waited(store)
+    def do(act: Callable[[], Any]) -> Any:
+        return asyncio.run(settled(act)) if on_loop else act()
+
+    def ask() -> None:
+        for ask in (partial(store.hit, CHECKS), lambda: asyncio.run(waited(store))):
+            with pytest.raises(StoreUnavailable, match=f"<LmdbStore {str(path)!r}> was closed"):
+                ask()
+
+    do(partial(store.hit, CHECKS))
     assert open_files(path)
-    store.close()
+    do(store.close)
     for _ in range(3):
-        await asyncio.to_thread(ask)
+        ask()
     assert open_files(path) == []
     other = opened(max_map_size=1 << 21)
-    await asyncio.to_thread(ask)
-    assert other.hit(CHECKS).remaining == 3
+    ask()
+    assert do(partial(other.hit, CHECKS)).remaining == 3
     other._env.kept.keep = [].pop
     with pytest.raises(TypeError):  # as a signal handler may raise
-        other.close()
+        do(other.close)
     assert open_files(path) == []
 
 

@@ -17,10 +17,11 @@ from typing import Any
 import anyio
 import pytest
 
-from slidegate import Decision, Limiter, StoreError
+from slidegate import BanPolicy, Decision, Limiter, StoreError
 from slidegate.core import Reason
 from slidegate.limiter.aio import answer_of
-from slidegate.stores.lmdb import LmdbStore, batching
+from slidegate.stores.lmdb import LmdbStore, batching, environment
+from slidegate.stores.lmdb.kept import Kept
 from slidegate.testing import RecordingObserver
 
 from ...contract.player import settle
@@ -28,7 +29,7 @@ from ...contract.store_contract import CHECKS, HOUR_US, QUESTIONS, SHARED_QUESTI
 from ...hurry import PATIENCE_S, at_once
 from ...virtual_time import turns
 from ..conftest import Opened
-from .processes import SMALL, gate_held, open_files
+from .processes import SMALL, counts_file, gate_held, open_files
 
 HANGS_S = 1.0
 """A thread that hangs lets go after this time, so that a test fails which waits for it."""
@@ -109,6 +110,69 @@ async def test_nothing_that_is_asked_on_a_loop_makes_it_wait(store: Any, name: s
             with holds(store):
                 longest_s = await longest_step_s(partial(ask, store))
     assert longest_s < STEP_S
+
+
+def on_a_slow_disk(patch: pytest.MonkeyPatch) -> None:
+    """Let what is kept be read and written as slowly as on a disk that is busy."""
+    for name in ("read", "_write"):
+        do = getattr(Kept, name)
+        patch.setattr(Kept, name, lambda *given, do=do: time.sleep(0.3) or do(*given))
+
+
+@pytest.mark.parametrize("missing", ["counts-*", "gate", "*"])
+async def test_files_that_were_deleted_are_made_again_beside_the_loop(
+    store: Any, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    await settle(store.bans.ban("user:eve", HOUR_US, "why", "ann"))
+    on_a_slow_disk(monkeypatch)
+    longest_s = STEP_S
+    for _ in range(8):
+        if longest_s >= STEP_S:
+            for file in store._env.path.glob(missing):
+                file.unlink()
+            store._env._examine_at_s = 0.0
+            longest_s = await longest_step_s(lambda: store.hit(CHECKS))
+            decision = await settle(store.hit(CHECKS, ["user:eve"]))
+            assert (decision.ban is not None) == (missing != "*"), "it is answered by the new file"
+    assert longest_s < STEP_S
+
+
+async def test_while_files_are_made_again_the_deadline_decides(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = Limiter(store, deadline="20ms", on_error="deny")
+    await limiter.hit("user:ann", "5/hour")
+    counts_file(store._env.path).unlink()
+    store._env._examine_at_s = 0.0
+    on_a_slow_disk(monkeypatch)
+    assert (await limiter.hit("user:ann", "5/hour")).reason is Reason.UNAVAILABLE
+    assert (await Limiter(store, deadline="9s").hit("user:ann", "5/hour")).remaining == 4, "a hit given up is no charge"
+
+
+async def test_files_that_cannot_be_made_again_are_an_error_on_a_loop(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "EXAMINE_EVERY_S", 0.05)
+    path = store._env.path
+    path.rename(path.with_name("moved"))
+    path.touch()
+    store._env._examine_at_s = 0.0
+    asked = await asyncio.gather(*(settle(store.hit(CHECKS)) for _ in range(20)), return_exceptions=True)
+    assert all("is a file; expected a directory" in str(error) for error in asked), asked
+    path.unlink()
+    await asyncio.sleep(0.05)
+    assert (await settle(store.hit(CHECKS))).remaining == 4
+
+
+async def test_a_store_is_closed_beside_the_loop_when_all_is_kept(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, policy = opened(), BanPolicy("1/minute")
+    on_a_slow_disk(monkeypatch)
+    await settle(store.bans.strike(policy, "user:eve", 1, "why"))
+    assert await longest_step_s(store.close) < STEP_S
+    while open_files(store._env.path):
+        await turns(1)
+    counts_file(store._env.path).unlink()
+    assert (await settle(opened().hit(CHECKS, ["user:eve"]))).ban
 
 
 @pytest.mark.parametrize("holds", [thread_hangs, gate_held])

@@ -120,13 +120,15 @@ class Batcher:
 
     async def keep(self, deadline_s: float = COMMAND_DEADLINE_S) -> None:
         """Return when what has changed is on the disk, within a coroutine for `run_unless_on_loop`."""
-        kept = self.transactions.env.kept
+        kept, end = self.transactions.env.kept, None
         if running_loop() is not None:
-            await asyncio.wrap_future(in_background(lambda: kept.keep(deadline_s)))
+            end = in_background(lambda: kept.keep(deadline_s))
         elif on_loop():  # trio's, on which nothing else runs meanwhile
-            kept.keep(min(deadline_s, WAIT_S))
-        else:
+            deadline_s = min(deadline_s, WAIT_S)
+        if end is None:
             kept.keep(deadline_s)
+        else:
+            await asyncio.wrap_future(end)
 
     def _wait(self, job: Job, deadline_s: float) -> Any:
         """Run a job without an event loop of asyncio."""

@@ -7,10 +7,22 @@
 Everything happens behind the gate, reads too, so LMDB runs without its own locks and reader slots: nothing of a dead
 process is in the way, and no two processes need to see each other's process ids. The gate is tried and never waited
 for: one stopped process must not block every event loop of the host. Between the threads of a process there is a
-`gate.ThreadLock`.
+`gate.ThreadLock`: who has it, and the gate, has its turn.
 
-A process has one environment for each path. Neither that nor a file lock survives `fork`: a child closes what it has
-inherited, and opens the files again; a fork waits for the end of transactions.
+The file of counts is opened and closed in a turn, too::
+
+    SHUT ---- opened ----> OPEN ---- LMDB failed in a transaction ----> FAILED
+     ^                      | deleted, replaced,                          | closed; deleted as well
+     |                      | or inherited by a child of fork: closed     | if a page is damaged
+     '----------------------+---------------------------------------------'
+
+    any of them ---- the last store of this process was closed ----> CLOSED
+
+On an event loop nothing of that is done, but in a constructor: a thread opens and fills the file, or copies and closes,
+and meanwhile questions find it taken, as behind the gate of another process.
+
+Neither an environment nor a file lock survives `fork`: a child closes what it has inherited, and opens the files again;
+a fork waits for the end of transactions.
 """
 
 from __future__ import annotations
@@ -22,9 +34,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from enum import Enum, auto
-from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -32,23 +42,10 @@ import lmdb
 
 from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, StoreUnavailable
 from ...core.events import Event
-from ...core.logs import safe_text
-from ...core.store import COMMAND_DEADLINE_S
-from ..forks import ForkHook, ProcessLock, restart_if_forked
+from ..forks import restart_if_forked
+from ..shared import on_loop
 from .counts import CountsFile, Options, open_file, restarted
-from .gate import (
-    COPY_LOCK,
-    DISK_FULL,
-    POLL_S,
-    THREAD_LOCK,
-    WAIT_S,
-    Gate,
-    check_directory,
-    find_path,
-    patience_s,
-    pause,
-    unusable,
-)
+from .gate import DISK_FULL, THREAD_LOCK, WAIT_S, Gate, check_directory, patience_s, pause, unusable
 from .kept import Kept, in_background
 from .rows import DAMAGE, Databases
 
@@ -60,22 +57,16 @@ NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
 
 
 class State(Enum):
-    """The state of the file of counts, which the next thread behind the gate brings to OPEN."""
+    """The state of the file of counts."""
 
-    #   SHUT -- opened --> OPEN -- replaced, or inherited from a parent --> SHUT
-    #                       |-- LMDB failed --------> UNUSABLE --> SHUT      it is opened again, and as it was
-    #                       '-- a page is damaged --> DAMAGED ---> SHUT      it is deleted, and created again
-    #
-    #   any -- its last store of this process was closed --> CLOSED
     SHUT = auto()
     OPEN = auto()
-    UNUSABLE = auto()
-    DAMAGED = auto()
+    FAILED = auto()
     CLOSED = auto()
 
 
 class Environment:
-    """An LMDB environment; `open_environment` returns one.
+    """An LMDB environment; `open_environments` has those of this process.
 
     Args:
         path: Its directory, without symbolic links.
@@ -97,24 +88,27 @@ class Environment:
         self.gate = Gate(path, create=options.create)
         self.counts: CountsFile
         self._state = State.SHUT
-        self._damage = ""
+        self._damage = ""  # what LMDB says of a damaged page of the file, which is deleted then
         self._bad_file: tuple[int, int] | None = None
         """The file that was opened again after a bad transaction; a second one in it means that a page is damaged."""
         self._process = os.getpid()
         self._inside = 0  # the thread that is behind the gate; 0 for none
         self._examine_at_s = 0.0
+        self._opening: Future[None] | None = None  # the end of the last thread that opened the files for an event loop
+        self._open_again_s = 0.0
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
-    def run(self, work: Callable[[Any], object], wait_s: float = 0.0) -> bool:
+    def run(self, work: Callable[[Any], object], wait_s: float = 0.0, *, opens: bool = False) -> bool:
         """Run a transaction.
 
         Args:
             work: Called with LMDB's transaction.
             wait_s: How long to wait for other threads of this process; 0 on an event loop.
+            opens: Whether to open the files on an event loop, too.
 
         Returns:
-            False if another thread or process is behind the gate, or the files were closed.
+            False if another thread or process has its turn, a thread opens the files, or they were closed.
 
         Raises:
             lmdb.Error: LMDB cannot begin or commit it.
@@ -125,18 +119,18 @@ class Environment:
         if self._inside == threading.get_ident():
             return False  # in a signal handler, whose end would leave the gate in the middle of a transaction
         try:
-            return THREAD_LOCK.acquire(wait_s) and self._run_locked(work)
+            return THREAD_LOCK.acquire(wait_s) and self._run_locked(work, opens=opens)
         finally:  # here and not in a function, which a signal handler could end before it begins
             try:  # noqa: SIM105 - for the same reason
                 THREAD_LOCK.lock.release()
             except RuntimeError:  # another thread has it
                 pass
 
-    def _run_locked(self, work: Callable[[Any], object]) -> bool:
-        """Run a transaction under the lock of threads; return False if another process is behind the gate."""
+    def _run_locked(self, work: Callable[[Any], object], *, opens: bool) -> bool:
+        """Run a transaction under the lock of threads; return False if the files cannot be had now."""
         self._inside = threading.get_ident()
         try:
-            if not self._enter():
+            if not self._enter(opens=opens):
                 return False
             with self.counts.lmdb.begin(self.counts.dbs.windows, write=True) as txn:
                 work(txn)
@@ -152,9 +146,13 @@ class Environment:
         Raises:
             StoreUnavailable: The files were replaced.
         """
-        if not (self.gate.is_in_place() and self.counts.is_in_place()):
+        if not self._is_in_place():
             self._examine_at_s = 0.0  # the next transaction opens those that are there now
             raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
+
+    def _is_in_place(self) -> bool:
+        """Return whether the open files are still those at their paths."""
+        return self.gate.is_in_place() and self.counts.is_in_place()
 
     def failure(self, error: Exception) -> StoreUnavailable:
         """Return the error to raise for an error of LMDB or the system; the next `run` does what it calls for."""
@@ -164,18 +162,18 @@ class Environment:
             return failed
         if self._state is not State.OPEN or not isinstance(error, lmdb.Error) or isinstance(error, NO_ROOM):
             return failed
-        self._state = State.UNUSABLE
+        self._state = State.FAILED
         is_damaged = isinstance(error, DAMAGE)
         if isinstance(error, lmdb.BadTxnError):
             # A page that cannot be read makes transactions bad, also after the file was opened again.
             is_damaged = self._bad_file == self.counts.identity
             self._bad_file = self.counts.identity
         if is_damaged:
-            self._state, self._damage = State.DAMAGED, str(error)
+            self._damage = str(error)
         return failed
 
     def wait_behind_gate(self, work: Callable[[Any, Databases], T], until_s: float) -> T:
-        """Run a transaction, in a thread that may wait, and return its answer.
+        """Run a transaction, in a thread that may wait and open the files, and return its answer.
 
         Args:
             work: Called with LMDB's transaction and the databases.
@@ -189,7 +187,7 @@ class Environment:
         try:
             while not answers:
                 wait_s = min(max(until_s - time.monotonic(), 0.0), WAIT_S)
-                if not self.run(lambda txn: answers.append(work(txn, self.counts.dbs)), wait_s):
+                if not self.run(lambda txn: answers.append(work(txn, self.counts.dbs)), wait_s, opens=True):
                     if self._state is State.CLOSED:
                         raise StoreUnavailable(f"lmdb: {self.path} was closed")
                     pause(until_s)
@@ -200,56 +198,80 @@ class Environment:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open the files; if others stay behind the gate, the first question opens them.
+        """Open the files; if others stay behind the gate, the first question does that.
 
         Raises:
             ConfigurationError: The files cannot be used; the message names the remedy.
             StoreUnavailable: They cannot be opened, and the options say not to create them.
         """
-        until_s = time.monotonic() + patience_s()
         try:
-            while self._state is State.SHUT and not self.run(self._copy_leftovers):
-                if time.monotonic() >= until_s:
-                    return
-                time.sleep(POLL_S)
+            self.wait_behind_gate(self._copy_leftovers, time.monotonic() + patience_s())
+        except StoreTimeout:
+            pass
         except StoreUnavailable as error:
             if self.options.create and isinstance(error.__cause__, ConfigurationError):
                 raise error.__cause__ from None
             raise
 
-    def _copy_leftovers(self, txn: Any) -> None:
+    def _copy_leftovers(self, txn: Any, dbs: Databases) -> None:
         """Copy the changes that killed processes have not copied."""
-        if self.options.create and txn.stat(self.counts.dbs.unkept)["entries"]:
+        if self.options.create and txn.stat(dbs.unkept)["entries"]:
             self.kept.keep_up()
 
-    def _enter(self) -> bool:
-        """Enter the gate, and open what is not open.
+    def _enter(self, *, opens: bool) -> bool:
+        """Enter the gate, and open what is not open, on an event loop only if `opens` says so.
 
         Returns:
-            False if another process is behind it, it was replaced, or this environment was closed.
+            False if another process is behind the gate, it was replaced, a thread opens the files, or they were closed.
 
         Raises:
             StoreUnavailable: The files cannot be used.
         """
-        try:
-            if not self.gate.is_open:
-                if self._state is State.CLOSED:
-                    return False
-                check_directory(self.path, create=self.options.create)
-                self.gate.open()
+        if self._state is State.OPEN and self.gate.is_open:
             if not self.gate.enter():
                 return False
-            if self._state is State.OPEN and time.monotonic() < self._examine_at_s:
+            now_s = time.monotonic()
+            if now_s < self._examine_at_s:
                 return True
-            return self._examine()
+            if self._is_in_place():
+                self._examine_at_s = now_s + EXAMINE_EVERY_S
+                return True
+        if self._state is State.CLOSED:
+            return False
+        if on_loop() and not opens and self._open_in_thread():
+            return False
+        try:
+            return self._open()
         except ConfigurationError as error:
             raise StoreUnavailable(str(error)) from error
         except OSError as error:
             cause = unusable(self.path, error)
             raise StoreUnavailable(str(cause)) from cause
 
-    def _examine(self) -> bool:
-        """Compare the files with those at their paths, and open what is not open; return False if they are in use."""
+    def _open_in_thread(self) -> bool:
+        """Have a thread open the files, unless one is at it; return False if the process is ending and has none.
+
+        Raises:
+            StoreUnavailable: One could not, and began less than a second ago.
+        """
+        now_s = time.monotonic()
+        if self._opening is not None:
+            if not self._opening.done():
+                return True
+            error = self._opening.exception()
+            if error is not None and now_s < self._open_again_s:
+                raise StoreUnavailable(str(error)) from error
+        self._open_again_s = now_s + EXAMINE_EVERY_S
+        self._opening = in_background(self.start)
+        return self._opening is not None
+
+    def _open(self) -> bool:
+        """Open what is not open, and close what is not in place; return False if that has to be tried again."""
+        if not self.gate.is_open:
+            check_directory(self.path, create=self.options.create)
+            self.gate.open()
+        if not self.gate.enter():
+            return False
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
         if self._state is State.OPEN and not self.counts.is_in_place():
             # A process that used them emits the event: the one that creates them again may be a tool, or a new worker.
@@ -262,7 +284,7 @@ class Environment:
         if self._state is State.OPEN:
             return True
         # If it is not in place, another process has already created it again.
-        if self._state is State.DAMAGED and self.options.create and self.counts.is_in_place():
+        if self._damage and self.options.create and self.counts.is_in_place():
             self.counts.path.unlink(missing_ok=True)
             self.pending_events.append(restarted(f"{self.counts.path} was damaged ({self._damage})"))
         self._shut()
@@ -278,9 +300,14 @@ class Environment:
 
     # -- closing -----------------------------------------------------------------------------------------------------
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the file of counts can be used."""
+        return self._state is State.OPEN
+
     def keep(self, wait_s: float) -> bool:
         """Copy what is not kept yet, before the files are closed; return False if others hold the locks for so long."""
-        if self._state is State.OPEN and self.options.create:
+        if self.is_open and self.options.create:
             try:
                 self.kept.keep(wait_s)
             except StoreTimeout:
@@ -291,8 +318,8 @@ class Environment:
 
     def _shut(self) -> None:
         """Close the file of counts."""
-        if self._state in (State.OPEN, State.UNUSABLE, State.DAMAGED):
-            self._state = State.SHUT
+        if self._state in (State.OPEN, State.FAILED):
+            self._state, self._damage = State.SHUT, ""
             self.counts.close()
 
     def close(self) -> None:
@@ -304,93 +331,6 @@ class Environment:
         """Close what is open, as in a forked child; the gate first, which the parent may hold."""
         self._process = os.getpid()
         self._inside = 0
+        self._opening = None
         self.gate.close()
         self._shut()
-
-
-# -- the environments of this process ----------------------------------------------------------------------------------
-
-_open: Final[dict[Path, Environment]] = {}
-_counting: Final = ProcessLock()
-"""Held while an environment gets a user or loses one."""
-
-
-def open_environment(path: str | PathLike[str], options: Options) -> Environment:
-    """Return the environment at a path, opened once per process; `close_environment` has to be called for each result.
-
-    Raises:
-        ConfigurationError: The path cannot be used, or is open with other options.
-        StoreUnavailable: It cannot be opened, and the options say not to create it.
-    """
-    real_path = find_path(path)
-    with _counting:
-        environment = _open.setdefault(real_path, Environment(real_path, options))
-        if environment.options != options:
-            raise ConfigurationError(
-                f"lmdb: {real_path} is open in this process with {safe_text(environment.options._asdict())}, "
-                f"not {safe_text(options._asdict())}; use the same options"
-            )
-        environment.users += 1
-    try:
-        environment.start()
-    except BaseException:
-        close_environment(environment)
-        raise
-    return environment
-
-
-def close_environment(environment: Environment) -> Future[None] | None:
-    """Close an environment if no other store of this process uses it, and what has changed is kept.
-
-    Returns:
-        None, or the end of a thread that waits for others: for a copy, or for the lock of threads.
-    """
-    with _counting:
-        environment.users -= 1
-    wait_s = patience_s()
-    try:
-        is_kept = bool(environment.users) or environment.keep(wait_s)
-    except BaseException:  # of a signal handler; LMDB opens no file twice
-        _close_unused(environment, wait_s)
-        raise
-    if is_kept and _close_unused(environment, wait_s):
-        return None
-
-    def close() -> None:
-        environment.keep(COMMAND_DEADLINE_S)
-        _close_unused(environment, -1)
-
-    return in_background(close)
-
-
-def _close_unused(environment: Environment, wait_s: float) -> bool:
-    """Close an environment if no store uses it; return False if other threads hold their lock for too long.
-
-    Args:
-        wait_s: How long to wait for the lock; -1 for ever.
-    """
-    try:
-        if not THREAD_LOCK.lock.acquire(timeout=wait_s):
-            return False
-        with _counting:
-            is_unused = not environment.users and _open.get(environment.path) is environment
-            if is_unused:
-                del _open[environment.path]
-        if is_unused:
-            environment.close()
-        return True
-    finally:
-        with suppress(RuntimeError):  # another thread has it
-            THREAD_LOCK.lock.release()
-
-
-def _close_in_child() -> None:
-    """Close the files that a child of fork has inherited, and make new locks."""
-    THREAD_LOCK.reset()
-    COPY_LOCK.reset()
-    for environment in _open.values():
-        environment.kept.close_in_child()
-        environment.close_files()
-
-
-_in_child: Final = ForkHook(_close_in_child)

@@ -282,7 +282,7 @@ def patience_s() -> float:
     return WAIT_S
 
 
-def pause(until_s: float) -> None:
+def pause(until_s: float, span_s: float = POLL_S) -> None:
     """Wait a moment for others.
 
     Raises:
@@ -290,7 +290,7 @@ def pause(until_s: float) -> None:
     """
     if time.monotonic() >= until_s:
         raise StoreTimeout("lmdb: another process or thread has held the files for too long; is it stopped?")
-    time.sleep(POLL_S)
+    time.sleep(span_s)
 
 
 THREAD_LOCK: Final = ThreadLock()

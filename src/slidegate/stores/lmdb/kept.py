@@ -9,7 +9,7 @@ deletes the names unless the rows have changed again. The gate is free while the
     kept.mdb                                  write and sync ------
 
 About a second after a change a thread copies; a command of an operator, and the end of a process, copies at once. One
-thread at a time does, in one process, behind a `flock` on `kept.mdb` that is tried. The rows in it:
+thread at a time does, under `COPY_LOCK`, in one process, behind a `flock` on `kept.mdb` that is tried. The rows in it:
 
     bans, levels    as in the file of counts, see `rows`
     windows         those of quotas: what is spent, and the end of the period, as JSON
@@ -38,7 +38,7 @@ from lmdb.verify import VerifyError, verify
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
-from ...core.logs import Throttle
+from ...core.logs import Throttle, logger
 from ...core.ring import read_head
 from ...core.store import COMMAND_DEADLINE_S
 from ...core.stored import json_of
@@ -48,6 +48,8 @@ from .rows import ALL_WINDOWS, BANS, DAMAGE, HEAD, LEVELS, NO_LIFE, WINDOWS, Dat
 KEPT: Final = "kept.mdb"
 VERSION: Final = b"1"
 KEEP_EVERY_S: Final = 1.0
+COPY_POLL_S: Final = 0.005
+"""How long a copy waits before it tries again whether another process has ended its own."""
 MOST: Final = 500
 """The most rows that are taken in one transaction, which others wait for."""
 
@@ -123,27 +125,39 @@ class Kept:
         self._file = -1
         self._locked = 0  # how often, by the thread that holds `COPY_LOCK`
         self._lmdb: Any = None
-        self._next_s = 0.0
         self._throttle = Throttle()
+        self._is_due = self._has_copier = False
 
     # -- when a copy is made -----------------------------------------------------------------------------------------
 
     def keep_up(self) -> None:
-        """Copy what is not kept yet in a second, in a thread."""
-        now_s = time.monotonic()
-        if now_s < self._next_s:  # a thread waits for that moment
-            return
-        self._next_s = now_s + KEEP_EVERY_S
+        """Have what has changed copied in a second, by the only thread that does so."""
+        self._is_due = True
+        if not self._has_copier:
+            self._has_copier = True
+            in_background(self._copy_while_due)
 
-        def work() -> None:
+    def _copy_while_due(self) -> None:
+        while self._is_due:
             time.sleep(KEEP_EVERY_S)
+            self._is_due = False  # what changes from now on may be too late for this copy
             try:
                 self.keep(COMMAND_DEADLINE_S)
-            except StoreUnavailable as error:  # it is tried again in a second
-                if error.concerns == "request" and self._throttle.left_out(KEPT, time.monotonic()) is not None:
-                    self.tell(Event("map_full", str(error)))
+            except Exception as error:  # it is tried again after the next change
+                self._tell_failure(error)
+        self._has_copier = False
+        if self._is_due:  # by a change that found this thread, which had just looked
+            self.keep_up()
 
-        in_background(work)
+    def _tell_failure(self, error: Exception) -> None:
+        """Report a copy that has failed, once a minute."""
+        left_out = self._throttle.left_out(KEPT, time.monotonic())
+        if left_out is None or self.is_closed:
+            return
+        if isinstance(error, StoreUnavailable) and error.concerns == "request":
+            self.tell(Event("map_full", str(error)))
+        else:
+            logger.error("lmdb: nothing is copied to %s%s", self.path, left_out, exc_info=error)
 
     def keep(self, deadline_s: float) -> None:
         """Copy what is not kept yet, and return when it is on the disk.
@@ -156,7 +170,7 @@ class Kept:
         until_s = time.monotonic() + deadline_s
         try:
             while not self._copy(until_s):
-                pause(until_s)
+                pause(until_s, COPY_POLL_S)
         except (lmdb.Error, OSError) as error:
             raise StoreUnavailable(
                 f"lmdb: {self.path}: {error}: the change is in force, but a restart of the machine forgets it "
@@ -170,7 +184,7 @@ class Kept:
         """Copy what is not kept yet; return False if that has to be tried again."""
         if self.is_closed:
             raise StoreUnavailable(f"lmdb: {self.path.parent} was closed")
-        if not self.lock():
+        if not self.lock(until_s - time.monotonic()):
             return False
         try:
             if not os.fstat(self._file).st_size:  # it was deleted, or set aside
@@ -187,15 +201,18 @@ class Kept:
         finally:
             self.unlock()
 
-    def lock(self) -> bool:
+    def lock(self, wait_s: float = 0.0) -> bool:
         """Lock the file, which is made where there is none; return False if another thread or process has it.
 
         A thread may lock it again, as where a copy finds that the file of counts has to be created.
 
+        Args:
+            wait_s: How long to wait for another thread; 0 behind the gate, which that one may want.
+
         Raises:
             OSError: It cannot be opened.
         """
-        if not COPY_LOCK.lock.acquire(blocking=False):
+        if not COPY_LOCK.lock.acquire(timeout=max(wait_s, 0.0)):
             return False
         self._locked += 1
         if self._locked > 1:
@@ -223,6 +240,7 @@ class Kept:
     def close_in_child(self) -> None:
         """Close what a child has inherited, where its parent could not wait for the end of a copy."""
         file, self._file, self._locked = self._file, -1, 0
+        self._is_due = self._has_copier = False
         if file >= 0:
             os.close(file)
         if self._lmdb is not None:
@@ -340,8 +358,8 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def in_background(work: Callable[[], object]) -> Future[None]:
-    """Run something in a daemon thread; return its end."""
+def in_background(work: Callable[[], object]) -> Future[None] | None:
+    """Run something in a daemon thread; return its end, or None if the process is ending and starts no thread."""
     end: Future[None] = Future()
     end.set_running_or_notify_cancel()
 
@@ -354,6 +372,6 @@ def in_background(work: Callable[[], object]) -> Future[None]:
 
     try:
         threading.Thread(target=run, name="slidegate-lmdb", daemon=True).start()
-    except RuntimeError as error:  # the process is ending
-        end.set_exception(error)
+    except RuntimeError:
+        return None
     return end

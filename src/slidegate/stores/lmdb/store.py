@@ -49,8 +49,8 @@ from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, in_steps, name_digest, 
 from ..system_clock import system_us
 from .batching import PAUSE_S, Batcher, answer_of
 from .counts import Options, Room, boot_us
-from .environment import close_environment, open_environment
 from .gate import TRY_S
+from .open_environments import close_environment, open_environment
 from .rows import DUE, ban_of, rows_from
 from .transaction import Settings, Transaction, Transactions
 from .windows import RENEWED_AT_ONCE, WORKER_ROWS
@@ -73,7 +73,8 @@ class LmdbStore(Store):
     It can be used from several threads and event loops at the same time, and after `fork`. Every worker creates its own
     store with the same path and options; stores of one process share one environment. The constructor opens the files,
     so that an unusable path fails at start-up and not at the first request. If others use them for a second, on an
-    event loop for 5 ms, the first request opens them, within its deadline.
+    event loop for 5 ms, the first request has them opened. On an event loop a thread does so; meanwhile requests wait,
+    each within its deadline.
 
     Args:
         path: A directory on a local disk, used only by slidegate; it is created if its parent exists.
@@ -137,8 +138,8 @@ class LmdbStore(Store):
     def close(self) -> Awaitable[None] | None:
         """Close the files, unless another store of this process uses them. Calls that are waiting raise an error.
 
-        What survives a restart of the machine is on the disk then. While a thread hangs in its transaction, the files
-        stay open.
+        What survives a restart of the machine is on the disk then, on an event loop when the answer was awaited. While
+        a thread hangs in its transaction, the files stay open.
         """
         if self.closed:
             return None
