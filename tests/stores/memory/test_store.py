@@ -196,12 +196,12 @@ def test_windows_go_by_the_monotonic_clock_of_the_system(monkeypatch: pytest.Mon
         steady_ns.advance(us=10 * 10**9)  # nanoseconds
 
 
-def calls_of(store: MemoryStore, question: tuple[Any, ...]) -> int:
-    """Return how many calls of Python functions a hit makes."""
+def calls_of(act: Callable[[], object]) -> int:
+    """Return how many calls of Python functions something makes."""
     made = list[bool]()
     sys.setprofile(lambda frame, event, arg: made.append(event == "call"))
     try:
-        store.hit(question)
+        act()
     finally:
         sys.setprofile(None)
     return sum(made)
@@ -217,7 +217,7 @@ def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> Non
     longest = 0
     for _ in range(40):
         clock.advance("1h")
-        longest = max(longest, *(calls_of(store, ((COMMON, "all", 1),)) for _ in range(60)))
+        longest = max(longest, *(calls_of(lambda: store.hit(((COMMON, "all", 1),))) for _ in range(60)))
     assert longest < 5_000, "calls of functions in one hit"
     assert store.key_count() == 1
 
@@ -345,6 +345,31 @@ def test_a_flood_of_bans_pushes_none_out_and_is_bounded(opened: Opened, observer
     assert held < 3_000 * most + 1_000_000
     assert {"user:first", *networks[: most - 1]} == {*active(store)}
     assert Counter(observer.kinds) == {"banned": most, "bans_full": 1, "strikes_dropped": 1}
+
+
+def test_no_strike_looks_at_many_bans_however_often_they_come_and_go(wall: FakeClock) -> None:
+    """And all of them go in the end."""
+    store, policy, longest = MemoryStore(clock=wall), BanPolicy("1/10m", "1s", factor=1, forgive="24h"), 0
+    store.bans.ban("203.0.113.0/24", HOUR_US, "", "eve")
+    tracemalloc.start()
+    for turn in range(8):
+        for number in range(500):
+            longest = max(longest, calls_of(lambda key=f"user:{number}": store.bans.strike(policy, key, 1, "why")))
+        for number in range(1_000):
+            store.bans.ban("user:eve", HOUR_US + number, "", "ann")
+            store.bans.unban("user:eve", "ann")
+        wall.advance("2s")
+        if turn == 3:
+            half, _ = tracemalloc.get_traced_memory()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert longest < 200, "calls of functions in one strike"
+    assert held - half < 200_000, "outdated ends go, too"
+    assert store.bans.find(("203.0.113.0/24",))
+    wall.advance("400h")
+    for _ in range(1_000):
+        store.bans.sweep()
+    assert (store.bans.count(), store.bans.rows.level_count(), store.bans.rows.networks.bans) == (0, 0, {})
 
 
 def test_bans_come_and_go_while_threads_ask(store: MemoryStore, observer: RecordingObserver) -> None:

@@ -8,8 +8,8 @@ converted to objects when they are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
-from typing import Any, Final, TypeVar
+from heapq import heappop, heappush
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject, longest, network_place
 from ...core.bans.networks import BannedNetworks
@@ -24,8 +24,12 @@ from ..forks import ProcessLock
 T = TypeVar("T")
 
 SWEEP_STEP: Final = 64
+TRIM_STEP: Final = 8
+"""How many ends are looked at with each new one, when most are outdated."""
 PAGE: Final = 100
 """How many bans are listed or imported in one step, which takes an event loop a millisecond or two."""
+LEVEL_DICTS: Final = 16
+_End: TypeAlias = tuple[int, str, str]
 _BAN: Final = ""
 """Replaces the policy in entries of `_ends` that belong to bans."""
 
@@ -50,10 +54,13 @@ class MemoryBanRows:
         self.bans: dict[Hashable, tuple[Any, ...]] = {}
         self.changes = 0
         self.networks = BannedNetworks()
-        self._levels: dict[tuple[str, str], tuple[int, ...]] = {}
+        # By the hash of a key, because a large dict is copied when it grows, and this one would grow with `bans`.
+        self._levels: list[dict[tuple[str, str], tuple[int, ...]]] = [{} for _ in range(LEVEL_DICTS)]
         self._policies: set[str] = set()
         # A heap of (end, policy, key). Every change adds an entry, and outdated entries are skipped.
-        self._ends: list[tuple[int, str, str]] = []
+        self._ends: list[_End] = []
+        self._untrimmed: list[_End] = []
+        """A heap whose entries go into the other one, but for those that are outdated."""
 
     def restart(self) -> None:
         """In a forked child, collect the bans of networks again."""
@@ -64,8 +71,10 @@ class MemoryBanRows:
         """Delete all bans and levels."""
         self.bans.clear()
         self.networks = BannedNetworks()
-        self._levels.clear()
+        for levels in self._levels:
+            levels.clear()
         self._ends.clear()
+        self._untrimmed.clear()
 
     def bans_of(self, key: str) -> list[Ban]:
         bans: list[Ban] = []
@@ -99,28 +108,35 @@ class MemoryBanRows:
         return len(self.bans)
 
     def level(self, policy: str, key: str) -> Level | None:
-        row = self._levels.get((policy, key))
+        row = self._levels_with(key).get((policy, key))
         if row is None:
             return None
         return Level(*row)
 
+    def _levels_with(self, key: str) -> dict[tuple[str, str], tuple[int, ...]]:
+        return self._levels[hash(key) % LEVEL_DICTS]
+
     def put_level(self, policy: str, key: str, level: Level) -> None:
         self._policies.add(policy)
         self._ends_at(level.over_us, policy, key)
-        self._levels[policy, key] = tuple(level)
+        self._levels_with(key)[policy, key] = tuple(level)
 
     def remove_levels(self, key: str) -> list[Level]:
-        rows = [self._levels.pop((policy, key), None) for policy in self._policies]
+        levels = self._levels_with(key)
+        rows = [levels.pop((policy, key), None) for policy in self._policies]
         return [Level(*row) for row in rows if row is not None]
 
     def level_count(self) -> int:
-        return len(self._levels)
+        return sum(map(len, self._levels))
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         for _ in range(max_count):
-            if not self._ends or self._ends[0][0] > now_us:
+            ends = self._ends
+            if self._untrimmed and (not ends or self._untrimmed[0] < ends[0]):
+                ends = self._untrimmed
+            if not ends or ends[0][0] > now_us:
                 return False
-            _, policy, key = heappop(self._ends)
+            _, policy, key = heappop(ends)
             if policy == _BAN:
                 self._remove_ended_bans(key, now_us)
             else:
@@ -137,24 +153,24 @@ class MemoryBanRows:
         """Remove a level if it is over; it may have risen."""
         level = self.level(policy, key)
         if level is not None and level.over_us <= now_us:
-            del self._levels[policy, key]
+            del self._levels_with(key)[policy, key]
 
     def _ends_at(self, end_us: int, policy: str, key: str) -> None:
-        """Add an end to the heap, which is rebuilt when most of its entries are outdated."""
-        if len(self._ends) > 2 * (len(self.bans) + len(self._levels)) + 64:
-            self._ends = self._ends_in_force()
+        """Add an end. When most are outdated, those in force are moved to another heap, a few with each new one."""
+        if not self._untrimmed and len(self._ends) > 2 * (self.ban_count() + self.level_count()) + 64:
+            self._ends, self._untrimmed = [], self._ends
+        for end in self._untrimmed[-TRIM_STEP:]:
+            if self._is_in_force(*end):
+                heappush(self._ends, end)
+        del self._untrimmed[-TRIM_STEP:]  # what is left is still a heap
         heappush(self._ends, (end_us, policy, key))
 
-    def _ends_in_force(self) -> list[tuple[int, str, str]]:
-        """Return a heap of the ends of all bans and levels."""
-        ends: list[tuple[int, str, str]] = []
-        for (policy, key), row in self._levels.items():
-            ends.append((Level(*row).over_us, policy, key))
-        for ban in map(Ban._make, self.bans.values()):
-            if ban.until_us is not None:
-                ends.append((ban.until_us, _BAN, ban.key))
-        heapify(ends)
-        return ends
+    def _is_in_force(self, end_us: int, policy: str, key: str) -> bool:
+        """Return whether a ban or level still ends then."""
+        if policy == _BAN:
+            return end_us in [ban.until_us for ban in self.bans_of(key)]
+        level = self.level(policy, key)
+        return level is not None and level.over_us == end_us
 
 
 def _name_of(ban: Ban) -> Hashable:

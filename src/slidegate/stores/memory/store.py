@@ -111,8 +111,8 @@ class MemoryStore(Store):
         self._tables: dict[Identity, Tables] = {}
         self._places: dict[Bucket, Places] = {}
         self._banned = rows.bans  # always the same dict
-        # By the identity of subjects: these, and the number of changes of the bans at which they had none.
-        self._cleared: dict[int, tuple[Sequence[BanSubject], int]] = {}
+        # By the first key of questions: their subjects, and the number of changes of the bans at which these had none.
+        self._cleared: dict[str, tuple[Sequence[BanSubject], int]] = {}
         self._new: deque[Tables] = deque()  # the tables of limits that are not scheduled yet
         self._schedule: list[tuple[int, int, Tables]] = []  # a heap of (moment, id, tables): those to sweep next
         self._sweep_us = 0
@@ -228,7 +228,7 @@ class MemoryStore(Store):
         self.expect_open()
         with self._shards_of(checks).lock:
             now_us = self._now_us()
-            decision = charge_all(checks, self._refs(checks), now_us)
+            decision = charge_all(checks, self._refs(checks, self._make_window), now_us)
         self.tidy(now_us)
         return decision
 
@@ -327,16 +327,16 @@ class MemoryStore(Store):
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
-        identity: Identity | None = None
-        if bucket is not None:
-            identity = bucket.name, bucket.limits[0].same_window
         at = self._shard_of(key)
         had_strikes = False
         with self._shards[at].lock:
             now_us = self.time_us()
-            for tables in list(self._tables.values()):
+            all_tables = list(self._tables.values())
+            if bucket is not None:
+                all_tables = [self._tables_of(bucket.name, bucket.limits[0])]
+            for tables in all_tables:
                 table = tables[at]
-                if not table.counts_strikes or identity not in (None, table.identity):
+                if not table.counts_strikes:
                     continue
                 counter = table.limit.counter_by(self.unix_us)
                 in_force, _ = counter.charge(table.remove(key), now_us, 0)
@@ -378,12 +378,12 @@ class MemoryStore(Store):
     def _refused(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it. The lock is held.
 
-        The subjects of a client, a tuple that it has anyway, are looked up once after each change of the bans; keys of
-        checks, which may be others, with each hit.
+        The subjects of a client, a tuple, are looked up once after each change of the bans; keys of checks, which may
+        be others, with each hit.
         """
-        changes = self.bans.rows.changes
-        cleared = self._cleared.get(id(subjects))
-        if cleared is not None and cleared[0] is subjects and cleared[1] == changes:
+        first_key = checks[0][1] if checks else ""
+        cleared = subjects, self.bans.rows.changes
+        if self._cleared.get(first_key) == cleared:
             networks = self.bans.rows.networks.bans
             client_key = subjects[0] if subjects else None  # cleared with the others
             for _, key, _ in checks:
@@ -393,20 +393,23 @@ class MemoryStore(Store):
                 return None
         refusal = self.bans.decide(checks, subjects)
         if refusal is None and type(subjects) is tuple:
-            remember(self._cleared, id(subjects), (subjects, changes), MANY)  # it stays alive, and so its identity
+            remember(self._cleared, first_key, cleared, MANY)
         return refusal
 
-    def _refs(self, checks: Sequence[Check]) -> list[WindowRef]:
-        """Return the locations of a question's windows, after making those that are missing. The lock is held."""
+    def _refs(self, checks: Sequence[Check], find: Callable[[Table, str], tuple[Windows, str]]) -> list[WindowRef]:
+        """Return the locations of a question's windows; `find` returns one that is not fresh. The lock is held."""
         refs: list[WindowRef] = []
         for bucket, key, cost in checks:
-            places = self._places.get(bucket) or self._places_of(bucket)
-            for counter, windows, is_charged, table in places[self._shard_of(key)]:
-                if key in windows:
-                    refs.append((counter, cost, windows, key, is_charged))
-                else:
-                    refs.append((counter, cost, *self._make_window(table, key), is_charged))
+            for counter, windows, is_charged, table in self._places_of(bucket)[self._shard_of(key)]:
+                name = key
+                if key not in windows:
+                    windows, name = find(table, key)
+                refs.append((counter, cost, windows, name, is_charged))
         return refs
+
+    def _existing_refs(self, checks: Sequence[Check]) -> list[WindowRef]:
+        """Return the locations of a question's windows without making any. The lock is held."""
+        return self._refs(checks, lambda table, key: table.find(key, self._secret))
 
     def _make_window(self, table: Table, key: str) -> tuple[Windows, str]:
         """Make a window for a key, or where there is no room find its shared cell. The lock is held."""
@@ -415,14 +418,6 @@ class MemoryStore(Store):
             self._pending.append(keys_shared(self.max_keys))
             self._sweep_us = 0  # so that `tidy` emits it
         return windows, name
-
-    def _existing_refs(self, checks: Sequence[Check]) -> list[WindowRef]:
-        """Return the locations of a question's windows without making any. The lock is held."""
-        refs: list[WindowRef] = []
-        for bucket, key, cost in checks:
-            for counter, _, is_charged, table in self._places_of(bucket)[self._shard_of(key)]:
-                refs.append((counter, cost, *table.find(key, self._secret), is_charged))
-        return refs
 
     def _places_of(self, bucket: Bucket) -> Places:
         """Return the places of a bucket in each shard, after making missing tables. A shard's lock is held."""
