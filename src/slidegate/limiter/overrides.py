@@ -21,7 +21,7 @@ from ..stores.forks import ProcessLock
 from .aio import yielding_to_others
 from .callers import Callers
 from .named_limits import NamedLimit, check_limit_name, parse_one, text_of_limit
-from .rows import UNREADABLE, check_moment
+from .rows import check_moment
 from .workers import Publication, PublishedRule
 
 LIMITS: Final = "limits"
@@ -80,17 +80,14 @@ def check_override(name: str, limit: str) -> str:
     return text_of_limit(parse_one(limit))
 
 
-def override_in(value: bytes) -> Override | None:
-    """Return the override of a row; None if it is of a kind that this version does not know."""
-    try:
-        override = read_json(Override, value)
-        check_override(override.name, override.limit)
-        clean_reason(override.by, "by")
-        clean_reason(override.reason)
-        check_moment(override.since_us)
-        check_moment(override.until_us)
-    except UNREADABLE:
-        return None
+def read_override(value: bytes) -> Override:
+    """Return the override of a row, for `readable`: it may be of a kind that this version does not know."""
+    override = read_json(Override, value)
+    check_override(override.name, override.limit)
+    clean_reason(override.by, "by")
+    clean_reason(override.reason)
+    check_moment(override.since_us)
+    check_moment(override.until_us)
     return override
 
 

@@ -29,12 +29,12 @@ from ..core.errors import StoreError
 from ..core.logs import Throttle, logger
 from ..core.reservation import Reservation
 from ..core.store import ReadRow, SharedRow
-from ..core.stored import json_of
+from ..core.stored import json_of, readable
 from ..stores.shared import running_loop
 from ..stores.system_clock import SystemClock
 from .aio import End, answer_of, in_background, on_asyncio, run_at_once, wait_for_end, within, yielding_to_others
 from .failover import Failover
-from .overrides import LIMITS, Override, Overrides, override_in
+from .overrides import LIMITS, Override, Overrides, read_override
 from .rows import Rows
 from .workers import Workers
 
@@ -202,7 +202,7 @@ class Refresher:
             answer = self._rows.ask(LIMITS, 0, deadline_s)
             # Of a store that answers at once, they are here before the question, unless there are many.
             if not isawaitable(answer) and len(answer) <= AT_ONCE:
-                self._apply(number, [override_in(value) for _, _, value in answer])
+                self._apply(number, [readable(read_override, value) for _, _, value in answer])
                 self._end_read(asked_ns, deadline_s)
                 return None
         except Exception as error:
@@ -252,7 +252,7 @@ class Refresher:
         self._overrides.replace(number, [override for override in overrides if override is not None])
 
     async def _parse_in_steps(self, rows: Sequence[ReadRow]) -> list[Override | None]:
-        return [override_in(value) async for _, _, value in yielding_to_others(rows, AT_ONCE)]
+        return [readable(read_override, value) async for _, _, value in yielding_to_others(rows, AT_ONCE)]
 
     def _end_read(self, asked_ns: int, deadline_s: float) -> None:
         """Record how fresh the overrides are, and write what this worker has to say beside them."""

@@ -33,9 +33,10 @@ from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.quotas import Quota
 from ..core.store import COMMAND_DEADLINE_S, SharedRow
+from ..core.stored import readable
 from .aio import let_others_run, yielding_to_others
 from .named_limits import NamedLimit, parse_one, text_of_limit
-from .rows import MAX_BYTES, NOBODY, UNREADABLE, Rows
+from .rows import MAX_BYTES, NOBODY, Rows
 
 RULES: Final = "rules"
 """The kind of the rows with the texts of rules."""
@@ -184,20 +185,22 @@ def _line_of(rule: PublishedRule) -> bytes:
     return b"\n" + json.dumps(fields, ensure_ascii=False).encode()
 
 
-def _rule_in(line: bytes) -> PublishedRule | None:
-    """Return the rule of a line; None if a later version has written it in a way that this one cannot read."""
-    try:
-        fields = json.loads(line)
-        values = {name: fields[name] for name in _DEFAULTS if name in fields}
-        for name, value in values.items():
-            if type(value) is not type(_DEFAULTS[name]):
-                return None
-        rule = PublishedRule(**values)
-        if rule.limit:
-            parse_one(rule.limit)
-    except UNREADABLE:
-        return None
+def _read_rule(line: bytes) -> PublishedRule:
+    """Return the rule of a line; a later version may have written it in a way that this one cannot read."""
+    fields = json.loads(line)
+    values = {name: fields[name] for name in _DEFAULTS if name in fields}
+    for name, value in values.items():
+        if type(value) is not type(_DEFAULTS[name]):
+            raise TypeError(name)
+    rule = PublishedRule(**values)
+    if rule.limit:
+        parse_one(rule.limit)
     return rule
+
+
+def _version_in(head: bytes) -> object:
+    """Return the version of a text."""
+    return json.loads(head)["version"]
 
 
 class Workers:
@@ -321,8 +324,11 @@ class Workers:
         """Return the digests of what other workers have published, and how many workers each has."""
         workers: Counter[tuple[int, int]] = Counter()
         for row in await self._rows.read(WORKERS, 0, 0, deadline_s):
-            if row.worker != self._rows.worker and len(row.value) >= _LIFE.size:
-                workers[_LIFE.unpack_from(row.value)] += 1
+            if row.worker == self._rows.worker:
+                continue
+            life = readable(_LIFE.unpack_from, row.value)
+            if life is not None and 0 <= life[0] < 2**62:  # else no text has this digest
+                workers[life[0], life[1]] += 1
         return workers
 
     async def _rules_of(self, digest: int) -> Sequence[PublishedRule] | None:
@@ -336,11 +342,11 @@ class Workers:
         if not rows:
             return None
         head, *lines = rows[0].value.split(b"\n")
-        if json.loads(head)["version"] != VERSION:
+        if readable(_version_in, head) != VERSION:
             return None
         rules: list[PublishedRule] = []
         async for line in yielding_to_others(lines, AT_ONCE):
-            rule = _rule_in(line)
+            rule = readable(_read_rule, line)
             if rule is not None:
                 rules.append(rule)
         return remember(self._texts, digest, tuple(rules), _MEMO)

@@ -22,10 +22,10 @@ import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Quota, parse_limits
 from slidegate.core import Ban, Bucket, StoreTimeout, StoreUnavailable
+from slidegate.core.bans.ban import read_ban
 from slidegate.stores.lmdb import LmdbStore, counts, gate, kept, open_environments
 from slidegate.stores.lmdb.counts import LAYOUT, boot_id, boot_us
 from slidegate.stores.lmdb.kept import KEPT, Kept
-from slidegate.stores.lmdb.rows import ban_of
 from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -443,7 +443,7 @@ def is_index_exact(transaction: Transaction) -> bool:
     """Return whether each ban with an end, and each level, is in the index once."""
     txn, dbs = transaction.rows.txn, transaction.rows.dbs
     bans, levels, ends = [txn.stat(database)["entries"] for database in (dbs.bans, dbs.levels, dbs.ban_ends)]
-    for_ever = sum(ban_of(packed).until_us is None for _, packed in txn.cursor(dbs.bans))
+    for_ever = sum(read_ban(packed).until_us is None for _, packed in txn.cursor(dbs.bans))
     return bool(ends == bans - for_ever + levels)
 
 

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ..addresses import BITS, Address, canonical_key, network_of, prefix_length
 from ..errors import ConfigurationError, InvalidKey, quoted
 from ..logs import escaped
+from ..stored import check_numbers, read_json
 
 BanSubject: TypeAlias = str | Address
 """A key, which its own ban refuses, or an address, which the ban of a network may refuse."""
@@ -87,6 +88,16 @@ class Ban(NamedTuple):
         if prefix == OWN_PREFIX[version]:
             return None
         return network
+
+
+def read_ban(stored: bytes) -> Ban:
+    """Return the ban of a row of JSON, for `readable`."""
+    ban = read_json(Ban, stored)
+    "".join(ban[:3]).encode()  # three texts that can be stored again
+    check_numbers(ban.level, ban.since_us)
+    if ban.until_us is not None:
+        check_numbers(ban.until_us)
+    return ban
 
 
 def lasts_longer(ban: Ban, than: Ban) -> bool:

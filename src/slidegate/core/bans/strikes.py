@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from ..stored import check_numbers, read_json
 from .ban import Ban
 from .policy import BanPolicy
 
@@ -40,6 +41,13 @@ class Level(NamedTuple):
     level: int
     until_us: int
     over_us: int
+
+
+def read_level(stored: bytes) -> Level:
+    """Return the level of a row of JSON, for `readable`."""
+    level = read_json(Level, stored)
+    check_numbers(*level)
+    return level
 
 
 def next_ban(policy: BanPolicy, key: str, reason: str, before: Level | None, now_us: int) -> tuple[Ban, Level]:

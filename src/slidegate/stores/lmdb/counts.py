@@ -42,7 +42,6 @@ import time
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
-from struct import error as StructError
 from typing import Any, Final, NamedTuple
 
 import lmdb
@@ -50,6 +49,7 @@ import lmdb
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
 from ...core.ring import pack_head
+from ...core.stored import UNREADABLE
 from .gate import Gate, is_file_at
 from .kept import Kept, Tell
 from .rows import BANS, BETWEEN, DAMAGE, LEVELS, NAMES, NO_LIFE, WINDOWS, Databases, LmdbBanRows, TransactionRows
@@ -75,12 +75,6 @@ are written when the file is complete."""
 _CELL_KEY_BYTES: Final = 32
 _SIZE_IN_FILE: Final = 0
 """With this size, LMDB takes the one that is written in the file; a smaller one would cut the file off."""
-
-_UNREADABLE: Final = (
-    *(ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError, StructError),
-    lmdb.BadValsizeError,
-)
-"""The errors of a row that was damaged. It spoils no other."""
 
 
 class Room(IntEnum):
@@ -361,7 +355,7 @@ def _fill(counts: CountsFile, kind: str, kept: list[tuple[bytes, bytes]]) -> int
                     spent, until_us = fields["spent"], fields["until_us"]
                     txn.put(row, NO_LIFE + pack_head(spent, spent, until_us, until_us), db=counts.dbs.windows)
                     rows.recheck_at(counts.dbs.ends, 0, row, WINDOWS)
-            except _UNREADABLE:
+            except (*UNREADABLE, lmdb.BadValsizeError):  # it spoils no other
                 unreadable += 1
         counts.check(txn)
     return unreadable

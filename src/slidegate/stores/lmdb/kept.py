@@ -41,7 +41,7 @@ from ...core.events import Event
 from ...core.logs import Throttle, logger
 from ...core.ring import read_head
 from ...core.store import COMMAND_DEADLINE_S
-from ...core.stored import json_of
+from ...core.stored import json_of, readable
 from .gate import COPY_LOCK, is_file_at, pause, try_flock
 from .rows import ALL_WINDOWS, BANS, DAMAGE, HEAD, LEVELS, NO_LIFE, WINDOWS, Databases
 
@@ -259,7 +259,8 @@ class Kept:
                         txn.delete(row, b"", database)
                     elif name.startswith(b"w"):
                         spent, _, until_us, _ = read_head(stored[HEAD.size :])
-                        fields = json.loads(txn.get(row, b"{}", database))  # a later version may have written others
+                        stored_fields = txn.get(row, b"{}", database)
+                        fields = readable(_fields_in, stored_fields) or {}  # a later version may have written others
                         txn.put(row, json_of({**fields, "spent": spent, "until_us": until_us}), db=database)
                     else:
                         txn.put(row, stored, db=database)
@@ -348,6 +349,10 @@ class Kept:
 
 def _databases(kept: Any, txn: Any = None) -> dict[bytes, Any]:
     return {letter: kept.open_db(kind.encode(), txn) for letter, kind in _KINDS.items()}
+
+
+def _fields_in(stored: bytes) -> dict[str, Any]:
+    return dict(json.loads(stored))
 
 
 def _sync_directory(path: Path) -> None:

@@ -22,11 +22,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import lmdb
 
-from ...core.bans.ban import Ban
+from ...core.bans.ban import Ban, read_ban
 from ...core.bans.networks import BannedNetworks
-from ...core.bans.strikes import Level
+from ...core.bans.strikes import Level, read_level
 from ...core.store import Clock
-from ...core.stored import json_of, read_by_name, read_json
+from ...core.stored import all_readable, json_of, read_by_name, readable
 
 NETWORKS: Final = b"networks"
 """The key of the list of banned networks, which begins with random bytes that differ after each change."""
@@ -95,6 +95,14 @@ def rows_from(cursor: Any, first: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield from cursor.iternext()
 
 
+def due_us(stored: bytes) -> int:
+    """Return when a row of a worker ends, which stands at its head; 0 if that cannot be read."""
+    if len(stored) < DUE.size:
+        return 0
+    (until_us,) = DUE.unpack_from(stored)
+    return int(until_us)
+
+
 class TransactionRows:
     """The rows in one transaction.
 
@@ -136,14 +144,14 @@ class TransactionRows:
         """
         self.txn.put(DUE.pack(due_us) + row, kind.encode(), db=index)
 
-    def check_due(self, index: Any, now_us: int, max_count: int, due_us: DueAt) -> bool:
+    def check_due(self, index: Any, now_us: int, max_count: int, ends_us: DueAt) -> bool:
         """Check rows that are due, and delete those that have expired; return whether more rows may be due.
 
         Args:
             index: The index by time, `ends` or `ban_ends`.
             now_us: The time, in microseconds.
             max_count: The most rows to check.
-            due_us: Returns when a row ends: it is deleted then, and checked again if that is later.
+            ends_us: Returns when a row ends: it is deleted then, and checked again if that is later.
         """
         for _ in range(max_count):
             with self.txn.cursor(index) as cursor:
@@ -159,7 +167,7 @@ class TransactionRows:
             stored = self.txn.get(row, None, database)
             if stored is None:
                 continue
-            moment_us = due_us(kind, row, stored)
+            moment_us = ends_us(kind, row, stored)
             if moment_us is None:
                 continue
             if moment_us > now_us:
@@ -191,12 +199,8 @@ class LmdbBanRows:
         self._cached = cached
 
     def bans_of(self, key: str) -> list[Ban]:
-        bans = []
-        for row in (key.encode(), row_of(key)):
-            packed = self._txn.get(row, None, self._dbs.bans)
-            if packed is not None:
-                bans.append(ban_of(packed))
-        return bans
+        rows = [self._txn.get(row, None, self._dbs.bans) for row in (key.encode(), row_of(key))]
+        return all_readable(read_ban, [packed for packed in rows if packed is not None])
 
     def put_ban(self, ban: Ban) -> None:
         self.restore_ban(ban._asdict())
@@ -231,17 +235,25 @@ class LmdbBanRows:
         networks = self._cached.get(version)
         if networks is None:
             bans: list[Ban] = []
-            for key in json.loads(packed[_VERSION_BYTES:]):
+            keys = readable(_keys_in, packed[_VERSION_BYTES:])
+            if keys is None:
+                keys = self._keys_of_networks()
+            for key in keys:
                 bans += self.bans_of(key)
             networks = BannedNetworks(bans)
             self._cache(version, networks)
         return networks
 
+    def _keys_of_networks(self) -> list[str]:
+        """Return the keys of the bans of networks, as the rows have them."""
+        rows = self._txn.cursor(self._dbs.bans).iternext(values=False)
+        return [row[:-1].decode(errors="replace") for row in rows if row.endswith(BETWEEN)]
+
     def level(self, policy: str, key: str) -> Level | None:
         packed = self._txn.get(row_of(key, policy.encode()), None, self._dbs.levels)
         if packed is None:
             return None
-        return read_json(Level, packed)
+        return readable(read_level, packed)
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
         self.restore_level(policy, key, level._asdict())
@@ -254,7 +266,7 @@ class LmdbBanRows:
         rows = self._rows.starting_with(row_of(key), self._dbs.levels)
         for row, _ in rows:
             self._write(LEVELS, row, None)
-        return [read_json(Level, packed) for _, packed in rows]
+        return all_readable(read_level, [packed for _, packed in rows])
 
     def level_count(self) -> int:
         return int(self._txn.stat(self._dbs.levels)["entries"])
@@ -312,12 +324,23 @@ def _row_of_ban(ban: Ban) -> bytes:
     return row_of(ban.key)
 
 
-def ban_of(packed: bytes) -> Ban:
-    """Return the ban of a row."""
-    return read_json(Ban, packed)
+def _keys_in(packed: bytes) -> list[str]:
+    """Return the keys in the list of banned networks."""
+    keys = json.loads(packed)
+    if not isinstance(keys, list):
+        raise TypeError("expected a list")
+    "".join(keys).encode()  # texts, all of them
+    return keys
 
 
 def _due_us(kind: str, row: bytes, packed: bytes) -> int | None:
-    """Return when a row of `bans` or `levels` ends and can be deleted; None for never."""
-    end_us: int | None = json.loads(packed)[_END[kind]]
-    return end_us
+    """Return when a row of `bans` or `levels` ends and can be deleted; None for never, 0 if it cannot be read."""
+    if kind == BANS:
+        ban = readable(read_ban, packed)
+        if ban is not None:
+            return ban.until_us
+    else:
+        level = readable(read_level, packed)
+        if level is not None:
+            return level.over_us
+    return 0

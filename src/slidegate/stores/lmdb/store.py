@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
 from ...core.arguments import check_whole
-from ...core.bans.ban import Ban, BanSubject
+from ...core.bans.ban import Ban, BanSubject, read_ban
 from ...core.buckets import Check
 from ...core.decision import Decision
 from ...core.errors import StoreUnavailable
@@ -43,6 +43,7 @@ from ...core.events import EventListener
 from ...core.logs import safe_text
 from ...core.reservation import Reservation
 from ...core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows, Snapshot, Store
+from ...core.stored import all_readable
 from ..ban_book import BanBook, BookBans
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, in_steps, name_digest, run_unless_on_loop, running_loop
@@ -51,7 +52,7 @@ from .batching import PAUSE_S, Batcher, answer_of
 from .counts import Options, Room, boot_us
 from .gate import TRY_S
 from .open_environments import close_environment, open_environment
-from .rows import DUE, ban_of, rows_from
+from .rows import DUE, due_us, rows_from
 from .transaction import Settings, Transaction, Transactions
 from .windows import RENEWED_AT_ONCE, WORKER_ROWS
 
@@ -247,7 +248,7 @@ class LmdbBans(BookBans):
         first = b""
         while rows := await answer_of(self._batcher.run(_some_rows, first, needs_room=False)):
             now_us = self._transactions.settings.unix_us()
-            bans = [ban_of(packed) for _, packed in rows]
+            bans = all_readable(read_ban, [packed for _, packed in rows])
             yield [ban for ban in bans if not ban.is_over(now_us)]
             last, _ = rows[-1]
             first = last + b"\0"  # the smallest key that is larger
@@ -336,8 +337,7 @@ def _read_rows(transaction: Transaction, kind: str, first: int, last: int) -> li
         for key, stored in rows_from(cursor, _row_key(kind, first)):
             if key >= end:
                 break
-            (until_us,) = DUE.unpack_from(stored)
-            if until_us > rows.now_us:
+            if due_us(stored) > rows.now_us:
                 (number,) = DUE.unpack_from(key, number_at)
                 answer.append((number, key[worker_at:], stored[DUE.size :]))
     return answer

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import lmdb
 
-from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.bans.ban import Ban, BanSubject, longest, read_ban
 from ...core.buckets import Bucket, Check
 from ...core.decide import WindowRef, charge_all, decide, refund_all
 from ...core.decision import Decision, refused_by_ban
@@ -22,13 +22,14 @@ from ...core.events import Event
 from ...core.logs import Throttle
 from ...core.reservation import Reservation
 from ...core.store import Clock, Snapshot, Store
+from ...core.stored import all_readable
 from ..ban_book import LOG_EVERY_US, BanBook
 from ..leases import HeldPermits
 from ..shared import keys_shared
 from .counts import CHECK_EVERY, Room
 from .environment import Environment
 from .kept import note
-from .rows import CachedNetworks, LmdbBanRows, TransactionRows, ban_of, row_of
+from .rows import CachedNetworks, LmdbBanRows, TransactionRows, row_of
 from .windows import BoundLimits, WindowRows
 
 SWEEP_STEP: Final = 16
@@ -270,7 +271,7 @@ class Transaction:
             if isinstance(subject, str):
                 packed = get(subject.encode(), None, database)
                 if packed is not None:
-                    bans.append(ban_of(packed))
+                    bans += all_readable(read_ban, [packed])
                 if "/" not in subject:  # it is no network
                     continue
             bans += self.ban_rows.networks().of(subject)

@@ -37,7 +37,7 @@ from ...core.store import Clock
 from ..leases import HeldPermits
 from ..shared import SHARED_CELLS, digest_of
 from .counts import Room
-from .rows import ALL_WINDOWS, DUE, HEAD, NO_LIFE, WINDOWS, TransactionRows, row_of
+from .rows import ALL_WINDOWS, HEAD, NO_LIFE, WINDOWS, TransactionRows, due_us, row_of
 
 CELLS: Final = "cells"
 STRIKES: Final = "strikes"
@@ -259,11 +259,11 @@ class WindowRows:
     def _due_us(self, kind: str, row: bytes, stored: bytes) -> int:
         """Return when a row may have expired."""
         if kind == WORKER_ROWS:
-            return int(DUE.unpack_from(stored)[0])
-        due_us = self._expires_us(kind, stored)
+            return due_us(stored)
+        expires_us = self._expires_us(kind, stored)
         if row in self.own:  # else a refused key could find others' units in its cell, and wait longer than promised
-            due_us = max(due_us, self._now_us + HEAD.unpack_from(stored)[0])
-        return due_us
+            expires_us = max(expires_us, self._now_us + HEAD.unpack_from(stored)[0])
+        return expires_us
 
     def _expires_us(self, kind: str, stored: bytes) -> int:
         """Return when a row expires if nothing is added to it, in microseconds, given its value."""

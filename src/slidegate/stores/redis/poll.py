@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Final
 
-from ...core.bans.ban import Ban, BanSubject
+from ...core.bans.ban import Ban, BanSubject, read_ban
 from ...core.bans.networks import BannedNetworks
 from ...core.errors import StoreUnavailable
 from ...core.events import Event
+from ...core.stored import all_readable
 from .held import HeldAnswers
-from .protocol import Packed, Packing, StoreTime, pack_command, real_monotonic_us, unpack_ban
+from .protocol import END, Packed, Packing, StoreTime, pack_command, real_monotonic_us
 
 POLL_NS: Final = 1_000_000_000
 """How old the last poll may be when a request is decided."""
@@ -60,7 +62,7 @@ class Polled:
         self.ban_count = 0
         self.due_ns = 0
         self._version = b"?"  # of the networks; none has this one, so that they are read first
-        self._unpacked: dict[bytes, Ban] = {}
+        self._unpacked: dict[bytes, list[Ban]] = {}
         self._next_check_us = 0
         """When the next poll asks whether Redis evicts keys (monotonic)."""
         self._policy = b""
@@ -109,18 +111,18 @@ class Polled:
         self.due_ns = 0
         if not self._begins:
             self._check_data(life, naming)
-        self.life = life
         if policy:
             self._warn_of_eviction(policy)
+        if version != self._version:
+            self._replace_networks(rows[1::2])
+            self._version = version
+            self._held.note_change()
+        self.life = life  # not before the networks are known, by which requests are decided
         lost = self.ban_count
         self.ban_count = count
         if before not in (b"", life):
             message = f"Redis lost its data: counts restart from zero; {lost} known bans were lost"
             self._tell(Event("store_reset", message, {"bans": lost}))
-        if version != self._version:
-            self._replace_networks(rows[1::2])
-            self._version = version
-            self._held.note_change()
         self.due_ns = self._held.fresh_until_ns = sent_ns + POLL_NS
 
     def fail(self, error: Exception) -> None:
@@ -151,8 +153,11 @@ class Polled:
 
     def _replace_networks(self, rows: Sequence[bytes]) -> None:
         """Replace the bans of networks; of a thousand, only those are unpacked that are new."""
-        bans: dict[bytes, Ban] = {}
+        bans: dict[bytes, list[Ban]] = {}
         for row in rows:
-            bans[row] = self._unpacked.get(row) or unpack_ban(row)
+            known = self._unpacked.get(row)
+            if known is None:
+                known = all_readable(read_ban, [row[END.size :]])
+            bans[row] = known
         self._unpacked = bans
-        self.networks = BannedNetworks(bans.values())
+        self.networks = BannedNetworks(chain.from_iterable(bans.values()))
