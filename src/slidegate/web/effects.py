@@ -38,23 +38,16 @@ def _true_or_false(counts: object) -> bool:
 
 
 class CloseReservations(Effect):
-    """Closes at the end what rules with `cost_max` have reserved, if nobody has settled it.
-
-    Args:
-        engine: The engine that has charged.
-    """
+    """Closes at the end what rules with `cost_max` have reserved, if nobody has settled it."""
 
     statuses: Collection[Any] | None = ()
     ends = True
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
     def end(self, visit: Visit, error: BaseException | None) -> None:
-        """See `Effect.end`."""
+        reservations = visit.policy.engine.reservations
         for decision in visit.own_decisions:
             for check in decision.checks:
-                self._engine.reservations.close(decision, check)
+                reservations.close(decision, check)
 
 
 class HandBack(CloseReservations):
@@ -62,19 +55,18 @@ class HandBack(CloseReservations):
 
     Args:
         rules: The rules with `count_if`, by the marks of their buckets.
-        engine: The engine that has charged.
         calls: Calls the user's functions.
     """
 
     statuses = None
     ends = False  # `end` is called if no response has started
 
-    def __init__(self, rules: Mapping[object, Rule], engine: Engine, calls: UserCallbacks) -> None:
-        super().__init__(engine)
+    def __init__(self, rules: Mapping[object, Rule], calls: UserCallbacks) -> None:
         self._rules = rules
         self._calls = calls
 
     async def start(self, visit: Visit, status: Any) -> None:
+        engine = visit.policy.engine
         try:
             for decision in visit.own_decisions:
                 for index, check in enumerate(decision.checks):
@@ -82,8 +74,8 @@ class HandBack(CloseReservations):
                     if rule is None or not decision.allowed:
                         continue
                     if not await self._calls.ask(rule, status, "count_if", rule.count_if, _true_or_false, True):
-                        await self._engine.refund(decision.begin_refund(index))
-                    self._engine.reservations.close(decision, check)
+                        await engine.refund(decision.begin_refund(index))
+                    engine.reservations.close(decision, check)
         except BaseException:
             self.end(visit, None)
             raise
@@ -113,27 +105,21 @@ class StrikeForStatus(Effect):
 
 
 class Release(Effect):
-    """Releases the permits of a request, even if it is cancelled meanwhile. Of several, the first releases all.
-
-    Args:
-        engine: The engine that has given the permits.
-    """
+    """Releases the permits of a request, even if it is cancelled meanwhile. Of several, the first releases all."""
 
     statuses = ()
     ends = True
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
     def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
+        engine: Engine = visit.policy.engine
         permits: list[Sequence[Reservation]] = []
         for decision in visit.own_decisions:
-            given = self._engine.release(decision)
+            given = engine.release(decision)
             if given:
                 permits.append(given)
         if not permits:
             return None
-        released = self._engine.refund(*permits)
+        released = engine.refund(*permits)
         if isinstance(error, GeneratorExit):  # a coroutine that is being closed cannot await
             in_background(released)
             return None
@@ -207,31 +193,24 @@ class ReportOutcome(Effect):
         decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
         if visit.was_waiting and not (visit.status or isinstance(error, Exception)):  # it is cancelled with its wait
             return
-        if _has_outcome(visit, decisions):
-            began_us = policy.engine.unix_us() - duration_us
-            notify(receivers, _outcome(visit, decisions, error, route, began_us, duration_us))
-
-
-def _outcome(
-    visit: Visit,
-    decisions: Sequence[Decision],
-    error: BaseException | None,
-    route: str,
-    began_us: int,
-    duration_us: int,
-) -> Outcome:
-    refusal: Decision | None = None
-    status = visit.status
-    failed = error is not None and is_failure(error)
-    # A limit at an endpoint that refuses after the response has begun breaks the connection: a failure.
-    if not decisions[-1].allowed and not (status and failed):
-        refusal = decisions[-1]
-        failed = False
-    if failed:
-        status = status or FAILED
-    return Outcome(
-        visit.client.key, decisions, refusal, visit.shadow_rules, route, status, failed, began_us, duration_us
-    )
+        if not _has_outcome(visit, decisions):
+            return
+        refusal: Decision | None = None
+        failed = is_failure(error)
+        # A limit at an endpoint that refuses after the response has begun breaks the connection: a failure.
+        if not decisions[-1].allowed and not (visit.status and failed):
+            refusal = decisions[-1]
+            failed = False
+        status = visit.status
+        if failed:
+            status = status or FAILED
+        began_us = policy.engine.unix_us() - duration_us
+        notify(
+            receivers,
+            Outcome(
+                visit.client.key, decisions, refusal, visit.shadow_rules, route, status, failed, began_us, duration_us
+            ),
+        )
 
 
 def _has_outcome(visit: Visit, decisions: Sequence[Decision]) -> bool:
@@ -243,7 +222,7 @@ def _has_outcome(visit: Visit, decisions: Sequence[Decision]) -> bool:
     return bool(visit.observed) or any(decision.checks or not decision.allowed for decision in decisions)
 
 
-def effects_of(plan: Plan, engine: Engine, signals: Signals, calls: UserCallbacks) -> list[Effect]:
+def effects_of(plan: Plan, signals: Signals, calls: UserCallbacks) -> list[Effect]:
     """Return what depends on the responses to the requests of a plan, in the order in which it happens.
 
     Permits are last, because their release is awaited.
@@ -255,9 +234,9 @@ def effects_of(plan: Plan, engine: Engine, signals: Signals, calls: UserCallback
         effects.append(StrikeForStatus(signals))
     judging = {mark: rule for mark, rule in plan.reserving.items() if rule.count_if is not None}
     if judging:
-        effects.append(HandBack(judging, engine, calls))
+        effects.append(HandBack(judging, calls))
     if len(judging) < len(plan.reserving):
-        effects.append(CloseReservations(engine))
+        effects.append(CloseReservations())
     if any(bound.permits is not None for bound in plan.limiting):
-        effects.append(Release(engine))
+        effects.append(Release())
     return effects

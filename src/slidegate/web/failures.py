@@ -22,7 +22,7 @@ _KNOWN_HANDLERS: Final = ("starlette.middleware.exceptions", "fastapi.exception_
 """The modules whose handlers answer an `HTTPException` with its status."""
 
 
-def is_failure(error: BaseException) -> bool:
+def is_failure(error: BaseException | None) -> bool:
     """Return whether a server answers an exception with 500, which it does not when the client has disconnected."""
     return isinstance(error, Exception) and not isinstance(error, (ClientDisconnect, WebSocketDisconnect))
 

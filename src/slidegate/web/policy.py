@@ -105,7 +105,7 @@ class Policy:
             limiter=self.limiter,
             names=self.names,
             honeypots=honeypots,
-            effects_of=partial(effects_of, engine=engine, signals=signals, calls=calls),
+            effects_of=partial(effects_of, signals=signals, calls=calls),
             headers=self.headers,
         )
         self.lists: Mapping[str, Networks | None] = {"blocklist": blocklist, "allowlist": allowlist}
