@@ -23,11 +23,10 @@ from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_ip
 from slidegate.testing import FakeClock
-from slidegate.web.bound_rule import BoundRule
 from slidegate.web.clients import Client
 from slidegate.web.headers import Rendered
 from slidegate.web.keys import combine, cookie, everyone, header, path_param, query
-from slidegate.web.plan import Plan
+from slidegate.web.plan import BoundRule, Plan
 from slidegate.web.refusals import Answer
 
 from ..asgi import hello, page, scope_of, send_scope, statuses

@@ -22,7 +22,7 @@ from slidegate import Limiter, MemoryStore, Quota, RateLimit, RateLimitMiddlewar
 from slidegate.core import StoreUnavailable
 from slidegate.limiter import refresh
 from slidegate.testing import FakeClock
-from slidegate.web.bound_rule import BoundRule
+from slidegate.web.plan import BoundRule
 
 from ..asgi import call, hello, page, statuses
 from ..hurry import at_once, hurried

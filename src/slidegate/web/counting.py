@@ -16,9 +16,8 @@ from ..core.decision import Decision, Reason
 from ..core.events import Event
 from ..limiter.aio import answer_of
 from ..limiter.engine import Engine
-from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_in, whole_cost
-from .plan import Plan, RuleMatch
+from .plan import BoundRule, Plan, RuleMatch
 from .rule_set import RuleSet
 from .signals import Signals
 from .visit import Visit

@@ -14,9 +14,9 @@ from starlette.types import Scope
 
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
-from .bound_rule import BoundRule
 from .keys import Key, KeyFunction
 from .paths import is_ambiguous
+from .plan import BoundRule
 from .routes import is_by_path, reach, visible_app
 from .rules import Limits, LimitsFunction, Rule, label_of
 

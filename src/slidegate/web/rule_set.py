@@ -15,13 +15,12 @@ from ..core.logs import Throttle, logger
 from ..core.memo import MANY, PATH_BYTES, remember
 from ..limiter import Limiter
 from ..limiter.callers import living
-from .bound_rule import BoundRule
 from .default_limits import DefaultLimits
 from .endpoint_rule import text_of
 from .headers import Headers
 from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, Texts
-from .plan import Plan, RuleMatch, Signal, Traits
+from .plan import BoundRule, Plan, RuleMatch, Signal, Traits
 from .rules import Limits, LimitsFunction, Rule
 from .visit import Effect
 

@@ -16,11 +16,10 @@ from ..core.decision import Decision
 from ..limiter import Limiter
 from ..limiter.aio import answer_of, on_asyncio
 from ..limiter.queues import Name, Queues, is_too_late, room_in_us
-from .bound_rule import BoundRule
 from .callbacks import UserCallbacks
 from .client_ip import ClientAddress
 from .keys import Key, KeyFunction, parts_of
-from .plan import LEFT
+from .plan import LEFT, BoundRule
 from .visit import Effect, Visit, discard_message
 
 _MOST_AHEAD_BYTES: Final = 65_536
