@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .core.events import Event
 from .limiter.observers import KINDS, Observer, Outcome, Passed, Subscription
-from .web.finding import Finding
+from .web.policy import Finding
 
 __all__ = ["KINDS", "Event", "Finding", "Observer", "Outcome", "Passed", "Subscription"]

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Networks, RateLimitMiddleware, client_ip
-from slidegate.web.blocklist import Blocklist
+from slidegate.web.clients import Blocklist
 
 from ..asgi import call, hello
 from ..core.bans.test_bans import Network

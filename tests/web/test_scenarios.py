@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from slidegate.web import finding
+from slidegate.web import policy
 
 from ..virtual_time import VirtualTime
 from .middlewares import FORMS
@@ -94,6 +94,6 @@ async def test_scenarios(
     scenario: Scenario, tmp_path: Path, texts_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if scenario.path.stem != "findings":  # most requests of an application are not among the first ones
-        monkeypatch.setattr(finding, "REQUESTS_CHECKED", 2)
+        monkeypatch.setattr(policy, "REQUESTS_CHECKED", 2)
     answers = await played(scenario, VirtualTime(), tmp_path)
     texts_in(scenario.path, scenario.text, "> ", lambda _: answers.pop(0))

@@ -18,9 +18,8 @@ from .._watcher import FollowedFile
 from ..core.errors import ConfigurationError, quoted
 from ..core.options import checked_value
 from ..web.broken import FailsAtStartup, fail_startup, place_of
-from ..web.finding import Finding
 from ..web.middleware import FileOptions, RateLimitMiddleware
-from ..web.policy import Policy
+from ..web.policy import Finding, Policy
 from .config import ConfigReader
 
 

@@ -13,9 +13,8 @@ from ..core.errors import quoted
 from ..web.client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
 from ..web.clients import GONE, KEY, Client
 from ..web.endpoint_rule import dotted_name
-from ..web.finding import Finding
 from ..web.keys import parts_of, person_of, user
-from ..web.policy import Policy
+from ..web.policy import Finding, Policy
 from ..web.published import published_rules
 from ..web.routes import mounted_routes
 from ..web.rules import Rule

@@ -13,7 +13,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from ..limiter import Limiter
-from ..web.finding import Finding
+from ..web.policy import Finding
 from ..web.routes import attribute_of
 
 _WORKERS: Final = "WEB_CONCURRENCY"

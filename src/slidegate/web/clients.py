@@ -6,22 +6,22 @@ struck, reported, and counted by limits at endpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.addresses import Address
+from ..core.addresses import Address, AddressRange
 from ..core.bans.ban import BanSubject
+from ..core.bans.policy import PRIVATE
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.events import EventListener
 from ..core.memo import MANY, remember
 from ..core.networks import Networks
 from ..limiter.engine import Engine
-from .blocklist import Blocklist
 from .client_ip import LOCATED_KEY, ClientAddress, client_ip, may_be_gone, peer_of
 from .headers import field_value
 
@@ -65,6 +65,43 @@ class FollowedFile(Protocol):
 
     def observe(self, observer: EventListener) -> None:
         """Call `observer` with its events from now on."""
+
+
+class Blocklist:
+    """The networks that a middleware refuses.
+
+    Lists of others contain private networks (those that must not be routed), whose addresses here are probes, gateways,
+    the proxies and the neighbours. A list from a file spares them, unless it says ``private=True``.
+
+    Args:
+        trusted: Those of trusted proxies.
+    """
+
+    def __init__(self, networks: Networks, trusted: Networks) -> None:
+        self._networks = networks
+        self._spared = Networks()
+        if networks.file is not None and not networks.file.private:
+            self._spared = Networks.of_ranges([*PRIVATE.ranges(), *trusted.ranges()])
+
+    def find(self, version: int, value: int) -> str | None:
+        """Return the name of the list if it refuses an address; None if not."""
+        name = self._networks.find(version, value)
+        if name is not None and self._spared.covers(version, value):
+            return None
+        return name
+
+    def ranges(self) -> Iterator[AddressRange]:
+        """Yield the ranges that it refuses."""
+        spared = [*self._spared.ranges()]
+        for version, first, last in self._networks.ranges():
+            for other, begin, end in spared:  # in ascending order
+                if other != version or end < first or begin > last:
+                    continue
+                if begin > first:
+                    yield version, first, begin - 1
+                first = end + 1
+            if first <= last:
+                yield version, first, last
 
 
 class AnyClients(Protocol):

@@ -30,10 +30,9 @@ from .decorators import LIMITS_MARK, decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
 from .endpoint_rule import EndpointOptions, EndpointRule, check_options, full_text_of, rule_at, text_of
-from .finding import Finding
 from .keys import Key, path_parameters
 from .plan import Plan, RuleMatch, Traits
-from .policy import Policy
+from .policy import Finding, Policy
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
 from .routes import route_label
 from .rule_set import method_of

@@ -8,6 +8,7 @@ charged in one hit (`counting.py`); a refused request strikes (`signals.py`), is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -19,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.decision import Decision
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.networks import AnyNetworks
 from ..core.options import options_checked
@@ -39,12 +40,15 @@ from .refusals import OnRefused
 from .routes import has_many_routes, visible_app
 from .rules import Limits, LimitsFunction, Rule
 from .start import compare_names
-from .switch import setting_that_switches_off
 from .visit import ENDED_CHANNELS, Visit
 from .websockets import MessageLimits
 
 _REQUESTS: Final = frozenset({"http", "websocket"})
 _NONE: Final[frozenset[str]] = frozenset()
+ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
+"""The environment variable that switches every middleware off, and none on that its option switches off."""
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
 
 
 class FileOptions(TypedDict, total=False):
@@ -303,6 +307,25 @@ class RateLimitMiddleware(FailsAtStartup):
             await self.app(scope, receive, send)
         finally:
             visit.scope = None
+
+
+def setting_that_switches_off(enabled: object) -> str:
+    """Return the setting that switches a middleware off; empty if none does.
+
+    Args:
+        enabled: The option of the middleware.
+
+    Raises:
+        ConfigurationError: The value of the environment variable is unknown.
+    """
+    text = os.environ.get(ENABLED_VARIABLE, "").strip().lower()
+    if text and text not in _TRUE + _FALSE:
+        raise ConfigurationError(f"expected one of {', '.join(_TRUE + _FALSE)}, not {quoted(text)}", ENABLED_VARIABLE)
+    if not enabled:
+        return "enabled=False"
+    if text in _FALSE:
+        return f"{ENABLED_VARIABLE}={text}"
+    return ""
 
 
 def _ending(limiter: Limiter, send: Send) -> Send:
