@@ -7,7 +7,7 @@ outcome.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from starlette.types import Scope
@@ -16,7 +16,6 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.reservation import Reservation
 from ..limiter.aio import in_background
-from ..limiter.engine import Engine
 from ..limiter.observers import Outcome, notify
 from .callbacks import UserCallbacks
 from .failures import FAILED, is_failure
@@ -66,7 +65,6 @@ class HandBack(CloseReservations):
         self._calls = calls
 
     async def start(self, visit: Visit, status: Any) -> None:
-        engine = visit.policy.engine
         try:
             for decision in visit.own_decisions:
                 for index, check in enumerate(decision.checks):
@@ -74,8 +72,8 @@ class HandBack(CloseReservations):
                     if rule is None or not decision.allowed:
                         continue
                     if not await self._calls.ask(rule, status, "count_if", rule.count_if, _true_or_false, True):
-                        await engine.refund(decision.begin_refund(index))
-                    engine.reservations.close(decision, check)
+                        await visit.policy.engine.refund(decision.begin_refund(index))
+                    visit.policy.engine.reservations.close(decision, check)
         except BaseException:
             self.end(visit, None)
             raise
@@ -111,15 +109,14 @@ class Release(Effect):
     ends = True
 
     def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
-        engine: Engine = visit.policy.engine
         permits: list[Sequence[Reservation]] = []
         for decision in visit.own_decisions:
-            given = engine.release(decision)
+            given = visit.policy.engine.release(decision)
             if given:
                 permits.append(given)
         if not permits:
             return None
-        released = engine.refund(*permits)
+        released: Coroutine[Any, Any, Any] = visit.policy.engine.refund(*permits)
         if isinstance(error, GeneratorExit):  # a coroutine that is being closed cannot await
             in_background(released)
             return None

@@ -269,7 +269,8 @@ class Visit:
 
     async def _start_effects(self, status: Any) -> None:
         """Let the effects of the status happen; those of the end remain."""
-        effects, self.effects = self.effects, [effect for effect in self.effects if effect.ends]
+        effects = self.effects
+        self.effects = [effect for effect in effects if effect.ends]
         for effect in effects:
             waiting = effect.start(self, status)
             if waiting is not None:
@@ -292,8 +293,8 @@ class Visit:
                 status = answered_status(error, handler, self.scope)
                 if status:
                     await self._start_effects(status)
-                if status and handler is not None:
-                    self.status = status
+                    if handler is not None:
+                        self.status = status
         finally:
             await self.end(raised)
 
@@ -306,7 +307,8 @@ class Visit:
         """
         if last is not None:
             await self.send_on(last)
-        effects, self.effects = self.effects, ()
+        effects = self.effects
+        self.effects = ()
         for effect in effects:
             waiting = effect.end(self, error)
             if waiting is not None:
