@@ -21,7 +21,7 @@ from .plan import BoundRule, Plan, RuleMatch
 from .rule_set import RuleSet
 from .signals import Signals
 from .visit import Visit
-from .waiting import Waiting
+from .waiting import hit_or_wait
 
 
 class _Charges(NamedTuple):
@@ -41,17 +41,13 @@ class Counting:
     Args:
         engine: The engine of the limiter.
         calls: Calls the user's functions.
-        waiting: Lets requests wait for room.
         signals: The signals of ban policies.
     """
 
-    def __init__(
-        self, engine: Engine, rules: RuleSet, calls: UserCallbacks, waiting: Waiting, signals: Signals
-    ) -> None:
+    def __init__(self, engine: Engine, rules: RuleSet, calls: UserCallbacks, signals: Signals) -> None:
         self._engine = engine
         self._rules = rules
         self._calls = calls
-        self._waiting = waiting
         self._signals = signals
 
     async def decide(self, visit: Visit) -> Decision:
@@ -102,7 +98,7 @@ class Counting:
             if is_asked or not self._engine.store.bans.may_refuse():  # nothing to ask
                 return plan.verdict
         if plan.waiting:
-            decision = await self._waiting.hit(visit, plan.waiting, checks, subjects, request)
+            decision = await hit_or_wait(visit, plan.waiting, checks, subjects, request, self._calls)
         else:
             answer = self._engine.hit(checks, subjects)
             decision = answer if isinstance(answer, Decision) else await answer

@@ -29,7 +29,6 @@ from .routes import RouteLabels
 from .rule_set import Honeypots, Names, RuleSet, all_rules
 from .rules import Limits, LimitsFunction, Rule
 from .signals import Signals
-from .waiting import Waiting
 from .websockets import MessageLimits, guard
 
 MOST_NAMED: Final = 10
@@ -170,7 +169,7 @@ class Policy:
         if blocklist is not None:
             self.blocklist = Blocklist(blocklist, self.address.networks)
         self.clients = _clients(self.address, self.blocklist, allowlist, signals, self.files)
-        self.counting = Counting(engine, self.rules, calls, Waiting(self.limiter, calls), signals)
+        self.counting = Counting(engine, self.rules, calls, signals)
         self.refusals = Refusals(engine, signals, self.headers, calls, on_refused)
         self.messages: Bucket | None = None
         if messages is not None:

@@ -13,8 +13,8 @@ from starlette.types import Message, Receive
 from ..core.bans.ban import BanSubject
 from ..core.buckets import Check
 from ..core.decision import Decision
-from ..limiter import Limiter
 from ..limiter.aio import answer_of, on_asyncio
+from ..limiter.engine import Engine
 from ..limiter.queues import Name, Queues, is_too_late, room_in_us
 from .callbacks import UserCallbacks
 from .client_ip import ClientAddress
@@ -30,91 +30,82 @@ _STOPS_READING: Final = ("http.disconnect", "websocket.disconnect", "websocket.r
 """The messages after which nothing is read ahead."""
 
 
-class Waiting:
-    """Lets requests wait.
+async def hit_or_wait(  # noqa: C901 - the way of a request that waits
+    visit: Visit,
+    rules: Sequence[BoundRule],
+    checks: Sequence[Check],
+    subjects: Sequence[BanSubject],
+    request: HTTPConnection,
+    calls: UserCallbacks,
+) -> Decision:
+    """Charge the checks of a request, after waiting if there is no room for them.
 
     Args:
-        limiter: The limiter that counts.
+        visit: The request in its middleware.
+        rules: The rules that let it wait; the first one that counts it has the queue.
+        checks: The checks, none of which counts a refusal, as the store is asked many times.
+        subjects: The keys and addresses whose bans refuse it.
+        request: The request as functions get it.
         calls: Calls the user's functions.
     """
+    engine: Engine = visit.policy.engine
+    queues = engine.queues
 
-    def __init__(self, limiter: Limiter, calls: UserCallbacks) -> None:
-        self._limiter = limiter
-        self._engine = limiter.engine
-        self._queues = limiter.engine.queues
-        self._calls = calls
+    async def ask() -> Decision:
+        return engine.reservations.explain(await answer_of(engine.hit(checks, subjects)))
 
-    async def hit(  # noqa: C901 - the way of a request that waits
-        self,
-        visit: Visit,
-        rules: Sequence[BoundRule],
-        checks: Sequence[Check],
-        subjects: Sequence[BanSubject],
-        request: HTTPConnection,
-    ) -> Decision:
-        """Charge the checks of a request, after waiting if there is no room for them.
+    queue = _queue_of(rules, checks)
+    if queue is None:  # no rule that lets it wait counts this request
+        return await ask()
+    bound, name = queue
+    tenant = ""
+    if bound.rule.fair is not None:
+        tenant = await _tenant(bound, bound.rule.fair, visit, request, calls)
+    answer: Decision | None = None
+    if queues.is_queued(name):
+        # It joins at once, unless a ban or another limit refuses it: then it takes no place from others.
+        decision = engine.reservations.explain(await answer_of(engine.peek(checks, subjects)))
+        if is_too_late(decision, bound.rule.wait_us):
+            return decision
+    else:
+        answer = decision = await ask()
+    if answer is None or room_in_us(answer) is not None:
+        channel = _begin_reading_ahead(visit)
+        try:
+            decision = await queues.wait(
+                name,
+                answer,
+                ask,
+                wait_us=bound.rule.wait_us,
+                wait_max=bound.rule.wait_max,
+                tenant=tenant,
+                is_gone=channel.is_gone,
+            )
+        except BaseException:
+            for around in visit.visits():  # one of which reports its outcome
+                around.was_waiting = True
+            raise
+        if channel.is_gone():  # what it was charged meanwhile is refunded
+            if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
+                visit.send_on = discard_message
+            await engine.refund(decision.begin_refund())
+            return LEFT
+    if decision.allowed and decision.checks and bound.rule.fair is not None:  # no checks while switched off
+        queues.count_permit(name, tenant, 1)
+        visit.effects = [_CountedPermit(queues, name, tenant), *visit.effects]
+    return decision
 
-        Args:
-            visit: The request in its middleware.
-            rules: The rules that let it wait; the first one that counts it has the queue.
-            checks: The checks, none of which counts a refusal, as the store is asked many times.
-            subjects: The keys and addresses whose bans refuse it.
-            request: The request as functions get it.
-        """
 
-        async def ask() -> Decision:
-            return self._engine.reservations.explain(await answer_of(self._engine.hit(checks, subjects)))
-
-        queue = _queue_of(rules, checks)
-        if queue is None:  # no rule that lets it wait counts this request
-            return await ask()
-        bound, name = queue
-        fair = bound.rule.fair
-        tenant = ""
-        if fair is not None:
-            tenant = await self._tenant(bound, fair, visit.client.key, request)
-        answer: Decision | None = None
-        if self._queues.is_queued(name):
-            # It joins at once, unless a ban or another limit refuses it: then it takes no place from others.
-            decision = self._engine.reservations.explain(await answer_of(self._engine.peek(checks, subjects)))
-            if is_too_late(decision, bound.rule.wait_us):
-                return decision
-        else:
-            answer = decision = await ask()
-        if answer is None or room_in_us(answer) is not None:
-            channel = _begin_reading_ahead(visit)
-            try:
-                decision = await self._queues.wait(
-                    name,
-                    answer,
-                    ask,
-                    wait_us=bound.rule.wait_us,
-                    wait_max=bound.rule.wait_max,
-                    tenant=tenant,
-                    is_gone=channel.is_gone,
-                )
-            except BaseException:
-                for around in visit.visits():  # one of which reports its outcome
-                    around.was_waiting = True
-                raise
-            if channel.is_gone():  # what it was charged meanwhile is refunded
-                if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
-                    visit.send_on = discard_message
-                await self._engine.refund(decision.begin_refund())
-                return LEFT
-        if decision.allowed and decision.checks and fair is not None:  # no checks while switched off
-            self._queues.count_permit(name, tenant, 1)
-            visit.effects = [_CountedPermit(self._queues, name, tenant), *visit.effects]
-        return decision
-
-    async def _tenant(self, bound: BoundRule, fair: Key | KeyFunction, client_key: str, request: HTTPConnection) -> str:
-        """Return the tenant whose share of the permits of a fair rule a request uses; ``""`` if it is unknown."""
-        if isinstance(fair, Key):
-            tenant = fair.find(bound.routed(request.scope), self._limiter, client_key)
-            if tenant == client_key and not any(isinstance(key, ClientAddress) for key in parts_of(fair)):
-                return ""  # a request without the value
-            return tenant
-        return await self._calls.ask(bound.rule, request, "fair", fair, self._calls.checked_key, None) or ""
+async def _tenant(
+    bound: BoundRule, fair: Key | KeyFunction, visit: Visit, request: HTTPConnection, calls: UserCallbacks
+) -> str:
+    """Return the tenant whose share of the permits of a fair rule a request uses; ``""`` if it is unknown."""
+    if not isinstance(fair, Key):
+        return await calls.ask(bound.rule, request, "fair", fair, calls.checked_key, None) or ""
+    tenant = fair.find(bound.routed(request.scope), visit.policy.limiter, visit.client.key)
+    if tenant == visit.client.key and not any(isinstance(key, ClientAddress) for key in parts_of(fair)):
+        return ""  # a request without the value
+    return tenant
 
 
 class _CountedPermit(Effect):
