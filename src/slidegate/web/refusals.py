@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ..core.bans.ban import Ban
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason
 from ..core.events import Event
@@ -216,8 +215,15 @@ class Refusals:
     def _without_limit(self, decision: Decision) -> Answer:
         """Return the answer to a refusal by a ban, a list or a rule, or because the store is unavailable."""
         retry_after_s = decision.retry_after
-        if decision.ban is not None:
-            return self._of_ban(decision.ban, retry_after_s)
+        ban = decision.ban
+        if ban is not None:  # the answer contains only that fact and the end of the ban
+            detail = "This client is temporarily banned."
+            if retry_after_s is None:
+                detail = "This client is banned."
+            policy = self._signals.ban_policies.get(ban.by)
+            if policy is None:
+                return _answer(_ABUSE, 403, detail, retry_after_s)
+            return _answer(_ABUSE, policy.status, detail, retry_after_s, (policy.name,))
         if decision.reason is Reason.UNAVAILABLE:
             detail = "This service cannot count requests now; Retry-After says when to try again."
             return _answer(_CAPACITY, 503, detail, retry_after_s or 0)
@@ -227,16 +233,6 @@ class Refusals:
         if decision.status >= 500:
             detail = "This service does not accept such a request now."
         return _answer("", decision.status, detail, retry_after_s, (decision.by,))
-
-    def _of_ban(self, ban: Ban, retry_after_s: int | None) -> Answer:
-        """Return the answer to a refusal by a ban, which contains only that fact and the end of the ban."""
-        detail = "This client is temporarily banned."
-        if retry_after_s is None:
-            detail = "This client is banned."
-        policy = self._signals.ban_policies.get(ban.by)
-        if policy is None:
-            return _answer(_ABUSE, 403, detail, retry_after_s)
-        return _answer(_ABUSE, policy.status, detail, retry_after_s, (policy.name,))
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
@@ -259,7 +255,7 @@ class Refusals:
         elif refusal.ban is not None:
             key = refusal.ban.key
         elif refusal.status:  # by a rule that blocks
-            rule, by = label_of_refusal(refusal), ""
+            rule, by = by, ""
         status = CLOSED
         if takes_answer(scope):
             status = self.answer(refusal).status
