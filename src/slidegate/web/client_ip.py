@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import Scope
 
@@ -131,9 +131,7 @@ def may_be_gone(scope: Scope) -> bool:
     if scope.get("client") is not None:
         return False
     server = scope.get("server")
-    if not isinstance(server, Sequence) or len(server) < 2:
-        return False
-    return server[1] is not None
+    return isinstance(server, Sequence) and len(server) > 1 and server[1] is not None
 
 
 def peer_of(scope: Scope) -> str | None:
@@ -216,9 +214,7 @@ def count_back(nodes: Iterator[str], hops: int, peer: Address | None) -> Address
 
 def split_list(value: str) -> Iterator[str]:
     """Yield the non-empty entries of a list like X-Forwarded-For from the right (RFC 9110, section 5.6.1)."""
-    rest, comma = value, ","
-    while comma:
-        rest, comma, entry = rest.rpartition(",")
+    for entry in reversed(value.split(",")):
         entry = entry.strip(" \t")
         if entry:
             yield entry
@@ -266,9 +262,7 @@ def read_node(text: str) -> Address | None:
     """
     if len(text) >= 2 and text[0] == text[-1] == '"':
         text = text[1:-1]
-    match = _NODE.fullmatch(text)
-    if match is None:
-        return None
+    match: Any = _NODE.fullmatch(text)  # any text is one
     bare = match["v6"] or match["v4"] or match["bare"] or ""
     if match["v6"] is not None and ":" not in bare:
         return None  # only IPv6 addresses are written in brackets
