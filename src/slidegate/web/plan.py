@@ -287,7 +287,9 @@ class Plan:
                 self.shadows.append(bound)
             elif bound.rule.counts and self.verdict.allowed:
                 self.limiting.append(bound)
-        self.waiting = _waiting(self.limiting)
+        self.waiting = [bound for bound in self.limiting if bound.rule.wait_us]
+        if any(bound.rule.count_denied for bound in self.limiting):
+            self.waiting = []  # a wait asks many times, and each would count
         self.reserving = {bound.mark: bound.rule for bound in self.limiting if bound.rule.reserves}
         self.is_followed = bool(self.reserving or self.shadows)
         self.effects: Sequence[Any] = ()
@@ -311,10 +313,3 @@ class Plan:
             for bound in self.limiting:
                 checks += bound.checks(scope, client_key)
         return checks
-
-
-def _waiting(limiting: Sequence[BoundRule]) -> Sequence[BoundRule]:
-    """Return the rules that let a request wait; none beside one that counts refusals, as a wait asks many times."""
-    if any(bound.rule.count_denied for bound in limiting):
-        return ()
-    return [bound for bound in limiting if bound.rule.wait_us]
