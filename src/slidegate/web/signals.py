@@ -292,14 +292,15 @@ async def strike(
     innermost: Visit | None = visit_of(request, "strike")
     if innermost is None:
         return None
-    visits = [*innermost.visits()]
     # Innermost first, so that the outermost of two policies with one name wins.
-    by_policy: dict[str, Visit] = {name: visit for visit in visits for name in visit.policy.signals.ban_policies}
+    by_policy: dict[str, Visit] = {
+        name: visit for visit in innermost.visits() for name in visit.policy.signals.ban_policies
+    }
     name = policy
     if name is None and len(by_policy) == 1:
         (name,) = by_policy
     if name not in by_policy:
-        if any(decision.reason is Reason.DISABLED for visit in visits for decision in visit.own_decisions):
+        if any(decision.reason is Reason.DISABLED for _, decision in innermost.decisions):
             return None
         names = ", ".join(map(repr, by_policy)) or "none, write RateLimitMiddleware(..., bans=BanPolicy())"
         raise ConfigurationError(
