@@ -29,7 +29,7 @@ from .routes import RouteLabels
 from .rule_set import Honeypots, Names, RuleSet, all_rules
 from .rules import Limits, LimitsFunction, Rule
 from .signals import Signals
-from .websockets import MessageLimits, guard
+from .websockets import GuardedWebSocket, MessageLimits
 
 MOST_NAMED: Final = 10
 """The most rules and routes that findings of one kind name."""
@@ -174,7 +174,7 @@ class Policy:
         self.messages: Bucket | None = None
         if messages is not None:
             self.messages = Bucket(self.names.unique("messages:"), messages.limits)
-        self.guard = guard
+        self.guard = GuardedWebSocket
         self.findings = Findings()
 
     def restart(self) -> None:

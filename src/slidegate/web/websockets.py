@@ -53,15 +53,14 @@ class MessageLimits:
         return f"<MessageLimits {'; '.join(map(str, self.limits))}>"
 
 
-def guard(visit: Visit) -> None:
-    """Stand between the application and the server from the end of a handshake on."""
-    if visit.plan.is_enforced:
-        guarded = GuardedWebSocket(visit)
-        visit.receive_from, visit.send_on = guarded.receive, guarded.send
-
-
 class GuardedWebSocket:
-    """The messages of a websocket that a middleware has let in, between the application and the server."""
+    """The messages of a websocket that a middleware has let in.
+
+    From the end of the handshake on it stands between the application and the server.
+
+    Args:
+        visit: The handshake.
+    """
 
     def __init__(self, visit: Visit) -> None:
         self._visit = visit
@@ -76,6 +75,7 @@ class GuardedWebSocket:
         self._ended: Message | None = None
         self._is_closed = False  # from here or by the application, which may deny the handshake instead
         self._unread: deque[Message] = deque()
+        visit.receive_from, visit.send_on = self.receive, self.send
 
     async def receive(self) -> Message:
         """Return the next message, or a disconnect if the websocket is closed for it."""
