@@ -84,7 +84,6 @@ class _Everyone(Key):
     shared = True
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """See `Key.find`."""
         return "everyone"
 
 
@@ -120,7 +119,6 @@ class Value(Key):
         self._expected = expected
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """See `Key.find`."""
         value = self._read(scope)
         if value[:2] == TOKEN_BEGINS:
             value = token_as_read(value)
@@ -156,7 +154,6 @@ class Combined(Key):
         self.identity = "+".join(key.identity for key in keys)
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """See `Key.find`."""
         parts = [utf8(key.find(scope, limiter, client_key)) for key in self.keys]
         # With the length of each: otherwise "a" and "bc" would equal "ab" and "c".
         return limiter.digest("combined", b"".join(b"%d:%b" % (len(part), part) for part in parts))
@@ -331,7 +328,6 @@ class _User(Key):
         self._throttle = Throttle()
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """See `Key.find`."""
         name = self.name_in(scope)
         if name is None:
             return client_key

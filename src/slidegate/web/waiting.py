@@ -127,7 +127,6 @@ class _CountedPermit(Effect):
         self._tenant = tenant
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
-        """See `Effect.end`."""
         self._queues.count_permit(self._name, self._tenant, -1)
 
 
