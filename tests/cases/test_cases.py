@@ -42,6 +42,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Respons
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.endpoints import HTTPEndpoint
 from starlette.routing import Mount, Route, Router
 from starlette.testclient import TestClient
 from slidegate import *

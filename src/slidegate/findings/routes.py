@@ -85,8 +85,8 @@ def _rules_of_examples(rule_set: RuleSet, rule: Rule, routes: Sequence[MountedRo
     """Yield the rules that apply to each example of a rule: this one is among them, or the last one ends the list."""
     templates = [path.path for path in rule.rule_paths] or ["/{rest:path}"]
     paths = {filled(template, rest) for template in templates for rest in _RESTS}
-    for path, route in product(rule.rule_paths, routes):
-        paths.update(_examples_of_both(rule, path, route))
+    for rule_path, route in product(rule.rule_paths, routes):
+        paths.update(_examples_of_both(rule, rule_path, route))
     for connection, method, path in product(("http", "websocket"), rule.methods or [_UNLISTED], paths):
         scope = {"type": connection, "method": method, "path": path}
         if rule.may_match(connection, method_of(scope)):

@@ -143,12 +143,12 @@ class _LimitedDocument:
             document.setdefault("components", {}).setdefault("schemas", {}).update(self.schemas)
         application = self.around[-1]
         guards = [*guards_in(self.around)]
-        for route in mounted_routes(application.app):
-            operations = document["paths"].get(PARAM_REGEX.sub(r"{\1}", route.path), {})
+        for route in mounted_routes(application.app, application.path):
+            path = PARAM_REGEX.sub(r"{\1}", route.path.removeprefix(application.path))
+            operations = document["paths"].get(path, {})
             for method in route.methods or ():
                 if method.lower() in operations:
-                    below = route._replace(path=application.path + route.path)
-                    self._describe(operations[method.lower()], guards, [*limits_of(guards, below, method)])
+                    self._describe(operations[method.lower()], guards, [*limits_of(guards, route, method)])
         self.described = document  # last: what has failed midway is described again
         return document
 

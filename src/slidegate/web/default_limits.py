@@ -17,7 +17,7 @@ from ..core.memo import remember
 from .keys import Key, KeyFunction
 from .paths import is_ambiguous
 from .plan import BoundRule
-from .routes import is_by_path, reach, visible_app
+from .routes import is_by_path, layers, reach, visible_app
 from .rules import Limits, LimitsFunction, Rule, label_of
 
 EXEMPT_MARK: Final = "__slidegate_exempt__"
@@ -77,7 +77,7 @@ class DefaultLimits:
         bound: list[BoundRule] = []
         # The function of the method, of an endpoint that is a class.
         handler = getattr(route.endpoint, str(scope.get("method")).lower(), None)
-        if not any(EXEMPT_MARK in getattr(function, "__dict__", ()) for function in (route.endpoint, handler)):
+        if not any(EXEMPT_MARK in getattr(function, "__dict__", ()) for function in (*layers(route.endpoint), handler)):
             bound = [self.of(route.label)]
         elif is_ambiguous(scope["path"]):  # it may lead to another endpoint, so it is not exempt
             bound = [self.of()]

@@ -34,7 +34,6 @@ from .keys import Key, path_parameters
 from .plan import Plan, RuleMatch, Traits
 from .policy import Finding, Policy
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
-from .routes import route_label
 from .rule_set import method_of
 from .rules import Limits, LimitsFunction, Rule
 from .visit import Visit, active_visit_of
@@ -266,7 +265,7 @@ class RateLimit:
 
     def _new_plan(self, policy: Policy, scope: Scope, function: Any) -> Plan:
         """Return the plan of the requests to an endpoint."""
-        label = route_label(scope)
+        label = min([route.label for route in policy.routes.of(scope)], default="")  # as other workers choose
         rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label)
         rule.where = f"RateLimit at {label or 'another endpoint'}"
         problem = policy.rules.other_limits(rule, identity)

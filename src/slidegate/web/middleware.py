@@ -284,6 +284,7 @@ class RateLimitMiddleware(FailsAtStartup):
     def check_routes(self, routed_app: object) -> None:
         """Report the findings about rules and routes; see `routed_app`."""
         self.routed_app = routed_app
+        self.policy.routes.read(routed_app)
         self.policy.inspection.of_routes(self.policy, self.app, routed_app)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,12 +7,17 @@ their attributes.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Final
 
-from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
+from starlette._utils import get_route_path
+from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount, compile_path
 from starlette.types import Scope
 
 from ..core.memo import remember
@@ -94,32 +99,52 @@ def _expanded(routes: Iterable[Any]) -> Iterator[Any]:
             yield getattr(route, "starlette_route", None) or route
 
 
-class MountedRoute(NamedTuple):
-    """A route at one of the paths where it is mounted.
+class MountedRoute:
+    """A route at one of the paths where it is mounted. What needs its path is made when it is asked for.
+
+    Args:
+        route: The route, or what stands for an application without visible routes, such as a directory of files.
+        above: The path where its router is mounted.
 
     Attributes:
-        endpoint: Its endpoint; for an application without visible routes, such as a directory of files, that.
-        path: The full path, in Starlette's syntax.
-        label: The display name: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket.
-        methods: The methods that it takes; None for all. A handshake is a GET.
-        dependant: What FastAPI knows of its dependencies; None for other routes.
+        endpoint: Its endpoint, or this application.
     """
 
-    endpoint: Any
-    path: str
-    label: str
-    methods: frozenset[str] | None
-    dependant: Any = None
+    def __init__(self, route: Any, above: str) -> None:
+        self._route = route
+        self._above = above
+        self.endpoint = route.endpoint
 
+    @cached_property
+    def path(self) -> str:
+        """The full path, in Starlette's syntax."""
+        return f"{self._above}{self._route.path}"
 
-def mounted(route: Any, above: str) -> MountedRoute:
-    """Return a route as it is at a path where its router is mounted."""
-    path = above + (getattr(route, "path", None) or route.path_format)
-    kind, methods = "WS", frozenset({"GET"})  # a websocket, whose handshake is a GET
-    if hasattr(route, "methods"):
-        methods = frozenset(route.methods or ())
-        kind = text_of_methods(methods) or "*"
-    return MountedRoute(route.endpoint, path, _label(kind, path), methods or None, attribute_of(route, "dependant"))
+    @cached_property
+    def methods(self) -> frozenset[str] | None:
+        """The methods that it takes; None for all. A handshake is a GET."""
+        return frozenset(getattr(self._route, "methods", {"GET"}) or ()) or None
+
+    @property
+    def dependant(self) -> Any:
+        """What FastAPI knows of its dependencies; None for other routes."""
+        return attribute_of(self._route, "dependant")
+
+    @cached_property
+    def label(self) -> str:
+        """The display name: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket."""
+        kind = "WS"
+        if hasattr(self._route, "methods"):
+            kind = text_of_methods(self.methods or "*")
+        return PARAM_REGEX.sub(r"{\1}", f"{kind} {self.path}")
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return compile_path(self.path)[0]
+
+    def is_at(self, path: str) -> bool:
+        """Return whether requests with a path reach it, unless another route takes them."""
+        return path.startswith(self.path.partition("{")[0]) and self._pattern.match(path) is not None
 
 
 def text_of_methods(methods: Iterable[str]) -> str:
@@ -131,14 +156,7 @@ def text_of_methods(methods: Iterable[str]) -> str:
 
 
 def _unknown(app: object, above: str) -> MountedRoute:
-    *_, end = layers(app)
-    path = f"{above}/{{path:path}}"
-    return MountedRoute(end, path, _label("*", path), None)
-
-
-def _label(kind: str, path: str) -> str:
-    template = PARAM_REGEX.sub(r"{\1}", path)
-    return f"{kind} {template}"
+    return MountedRoute(SimpleNamespace(endpoint=app, path="/{path:path}", methods=None), above)
 
 
 def walk(
@@ -163,16 +181,20 @@ def _below(mount: Mount | Host, above: str) -> str:
     return above + getattr(mount, "path", "")
 
 
-def mounted_routes(app: object) -> list[MountedRoute]:
-    """Return every route below an application, once for each path where it is mounted; none if one cannot be read."""
+def mounted_routes(app: object, above: str = "") -> list[MountedRoute]:
+    """Return every route below an application, once for each path where it is mounted; none if one cannot be read.
+
+    Args:
+        above: The path where the application is mounted.
+    """
     routes: list[MountedRoute] = []
     try:
-        for route, above, _ in walk(app):
+        for route, path, _ in walk(app, above):
             if isinstance(route, (Mount, Host)):
                 if routes_of(route.app) is None:
-                    routes.append(_unknown(route.app, _below(route, above)))
-            elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
-                routes.append(mounted(route, above))
+                    routes.append(_unknown(route.app, _below(route, path)))
+            elif attribute_of(route, "endpoint") is not None and hasattr(route, "path_format"):
+                routes.append(MountedRoute(route, path))
     except Exception:
         return []
     return routes
@@ -230,7 +252,7 @@ def _reach(app: object, scope: Scope) -> MountedRoute | None:
         if route is None:
             return None
         if not isinstance(route, (Mount, Host)):
-            return mounted(route, above)
+            return MountedRoute(route, above)
         scope.update(child)
         app, above = route.app, _below(route, above)
     return None
@@ -255,25 +277,52 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     return best
 
 
-def route_label(scope: Scope) -> str:
-    """Return the display name of the route of a request's endpoint, of several the first; empty if it is unknown."""
-    endpoint = scope.get("endpoint")
-    labels = [route.label for route in mounted_routes(scope.get("router")) if route.endpoint is endpoint]
-    return min(labels, default="")
-
-
 class RouteLabels:
-    """Names the routes that requests have reached, for outcomes and events: an endpoint at several by one of them."""
+    """Names the routes that have answered requests, for outcomes and events; by a table of the routes of a router."""
 
     def __init__(self) -> None:
-        self._labels: dict[int, tuple[str, object, object]] = {}
-        """By the identity of an endpoint, which may have no hash; with it and its router. One that gets another route
-        after its first request keeps its label."""
+        self._router: object = None
+        self._table: dict[int, list[MountedRoute]] = {}
+        """By the identity of an endpoint, which may have no hash."""
+        self._known: dict[int, tuple[str, object, object]] = {}
+        """The labels of endpoints at one route, also by identity; with the endpoint and its router. One that gets
+        another route after its first request keeps its label."""
+
+    def read(self, app: object) -> None:
+        """Read the routes of an application or a router; thousands take a few milliseconds."""
+        table: dict[int, list[MountedRoute]] = {}
+        for route in mounted_routes(app):
+            table.setdefault(id(route.endpoint), []).append(route)
+        self._router, self._table = router_of(app), table
+
+    def of(self, scope: Scope) -> Sequence[MountedRoute]:
+        """Return the routes of a request's endpoint; none if it is unknown."""
+        endpoint, router = id(scope.get("endpoint")), scope.get("router")
+        if self._router is not router or endpoint not in self._table:  # that of a route which was added since
+            self.read(router)
+        return self._table.get(endpoint, ())
 
     def label(self, scope: Scope) -> str:
-        """Return the display name of a request's route; `UNROUTED` if it is unknown."""
+        """Return the display name of the route that has answered a request; `UNROUTED` if it is unknown."""
         endpoint, router = scope.get("endpoint"), scope.get("router")
-        memo = self._labels.get(id(endpoint))
-        if memo is None or memo[2] is not router:
-            memo = remember(self._labels, id(endpoint), (route_label(scope) or UNROUTED, endpoint, router))
-        return memo[0]
+        memo = self._known.get(id(endpoint))
+        if memo is not None and memo[2] is router:
+            return memo[0]
+        label = UNROUTED
+        with suppress(Exception):  # of routes that are not the frameworks' own
+            routes = self.of(scope)
+            if len(routes) > 1:
+                return _answering(routes, scope).label
+            for route in routes:
+                label = route.label
+        return remember(self._known, id(endpoint), (label, endpoint, router))[0]
+
+
+def _answering(routes: Sequence[MountedRoute], scope: Scope) -> MountedRoute:
+    """Return the route that has answered a request, of several with its endpoint."""
+    path = get_route_path({**scope, "root_path": scope.get("app_root_path", scope.get("root_path"))})
+    at_path = [route for route in routes if route.is_at(path)]
+    for route in at_path:
+        if route.methods is None or scope.get("method", "GET") in route.methods:
+            return route
+    return (at_path or routes)[0]  # for another method, or rewritten by an application

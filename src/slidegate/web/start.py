@@ -13,7 +13,7 @@ from typing import Any
 from ..core.errors import ConfigurationError
 from .endpoints import rules_of_route
 from .policy import Policy
-from .routes import attribute_of, layers, mounted, walk
+from .routes import MountedRoute, attribute_of, layers, walk
 
 
 def compare_names(kind: Any, policy: Policy, app: object) -> None:
@@ -43,7 +43,7 @@ def compare_names(kind: Any, policy: Policy, app: object) -> None:
         for rule in rules_of_route(attribute_of(route, "endpoint"), attribute_of(route, "dependant")):
             if rule.name is None:  # each endpoint has its own
                 continue
-            rule.where = f"RateLimit at {mounted(route, above).label}"
+            rule.where = f"RateLimit at {MountedRoute(route, above).label}"
             problem = around[-1].rules.other_limits(rule, rule.identity)
             if problem:
                 raise ConfigurationError(problem)
