@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 
-from .logs import safe_text
+from .logs import escaped, safe_text
 from .passwords import without_addresses
 
 MAX_QUOTED: Final = 80
@@ -99,7 +99,4 @@ def closest(word: object, choices: Iterable[str]) -> str:
 
 def quoted(value: object) -> str:
     """Return the `repr` of a value for an error message, without passwords, cut to 80 characters."""
-    text = safe_text(value)
-    if len(text) <= MAX_QUOTED:
-        return text
-    return text[: MAX_QUOTED - 1] + "…"
+    return escaped(safe_text(value), MAX_QUOTED)

@@ -25,8 +25,8 @@ def escaped(text: str, max_chars: int = MAX_CHARS) -> str:
     """Return a text with unprintable characters escaped as in Python, cut to at most `max_chars` characters."""
     if len(text) <= max_chars and text.isprintable():
         return text
-    clean = "".join(_printable(character) for character in text[:max_chars])
-    if len(clean) <= max_chars and len(text) <= max_chars:
+    clean = "".join(map(_printable, text[: max_chars + 1]))
+    if len(clean) <= max_chars:
         return clean
     return clean[: max_chars - 1] + "\u2026"
 
