@@ -28,25 +28,23 @@ from .ring import MAX_UNITS, NEVER, OPEN, Ring, WindowState
 ENTRY: Final = Struct("<8sqI")
 ALONE: Final = bytes(8)
 """The worker in the memory of one process."""
+_NOBODY: Final = b""
+"""No worker: all entries are those of others."""
 NO_END: Final = 2**63 - 1
 _ANY_PERIOD: Final = Ring(1, 1, 1, 0)
 """Reads the units of any period: the span of their rings is 0, so units leave at their moment."""
 
 
-class Permits(Protocol):
+class Amount(Protocol):
     """A `Concurrency`, as far as its counter needs one."""
 
     @property
     def amount(self) -> int:
-        """The most permits of a key."""
+        """The most units or permits of a key."""
 
 
-class Periods(Protocol):
+class Periods(Amount, Protocol):
     """A `Quota`, as far as its counter needs one."""
-
-    @property
-    def amount(self) -> int:
-        """The most units in a period."""
 
     def period_at(self, unix_us: int) -> Period:
         """See `Quota.period_at`."""
@@ -110,7 +108,7 @@ class PermitCounter:
 
     __slots__ = ("_limit", "_until_us", "_worker")
 
-    def __init__(self, limit: Permits, worker: bytes = ALONE, until_us: int = NO_END) -> None:
+    def __init__(self, limit: Amount, worker: bytes = ALONE, until_us: int = NO_END) -> None:
         self._limit = limit
         self._worker = worker
         self._until_us = until_us
@@ -121,10 +119,12 @@ class PermitCounter:
         # A cost of 0 takes no permit, and is admitted if one is free.
         needed = cost or 1
         amount = self._limit.amount
-        if needed > amount:
-            return in_force(window, now_us), (spent, 0, 0, NEVER)
         if spent + needed > amount:
-            return in_force(window, now_us), (spent, 0, 0, OPEN)
+            wait_us = OPEN
+            if needed > amount:
+                wait_us = NEVER
+            in_force, _, _ = apart(window, _NOBODY, now_us)
+            return in_force, (spent, 0, 0, wait_us)
         return other_entries + self._entry(own_units + cost), (spent + cost, 0, 0, 0)
 
     def undo(self, window: bytes, cost: int) -> bytes:
@@ -182,15 +182,6 @@ def entry(worker: bytes, until_us: int, units: int) -> bytes:
     if not units:
         return b""
     return ENTRY.pack(worker, until_us, units)
-
-
-def in_force(window: bytes, now_us: int) -> bytes:
-    """Return a row without the entries that have ended."""
-    row = b""
-    for worker, until_us, units in ENTRY.iter_unpack(window):
-        if until_us > now_us:
-            row += ENTRY.pack(worker, until_us, units)
-    return row
 
 
 def ends_us(window: bytes) -> int:
