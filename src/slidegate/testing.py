@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any, Final, TypeVar
 
 from .core import Clock, ConfigurationError, Event, parse_duration_us
 from .core.arguments import check_whole
+from .core.durations import EPOCH
 from .core.errors import quoted
 from .events import Observer
 from .limiter import reset_all, switch_all, use_clock
@@ -33,7 +34,6 @@ from .limiter import reset_all, switch_all, use_clock
 __all__ = ["FakeClock", "RecordingObserver", "limits_clock", "limits_off", "reset_limits"]
 AnyClock = TypeVar("AnyClock", bound=Clock)
 T = TypeVar("T")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_US: Final = 253_402_300_799_999_999  # the end of the year 9999
 _off: Final[dict[object, None]] = {}
 _clocks: Final[dict[object, Any]] = {}
@@ -90,7 +90,7 @@ class FakeClock:
             ConfigurationError: It is neither, below 0, or a `datetime` without a time zone.
         """
         if isinstance(moment, datetime) and moment.tzinfo is not None:
-            moment = (moment - _EPOCH) // timedelta(microseconds=1)
+            moment = (moment - EPOCH) // timedelta(microseconds=1)
         example = "or a datetime with a time zone, for example datetime(2030, 1, 31, 23, 59, tzinfo=UTC)"
         self.now_us = check_whole(moment, 0, _LAST_US, "set", example)
 

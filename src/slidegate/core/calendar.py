@@ -17,14 +17,14 @@ from calendar import monthrange
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from .durations import EPOCH, moment
 from .errors import ConfigurationError, quoted
 
 Unit: TypeAlias = Literal["day", "week", "month", "year"]
 
 WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _US: Final = timedelta(microseconds=1)
-_LAST_US: Final = (datetime(9990, 1, 1, tzinfo=UTC) - _EPOCH) // _US
+_LAST_US: Final = (datetime(9990, 1, 1, tzinfo=UTC) - EPOCH) // _US
 """Later times are treated as this one, because `datetime` ends with the year 9999."""
 
 
@@ -74,7 +74,7 @@ class Calendar:
 
     def _find(self, unix_us: int) -> Period:
         """Compute the period that contains a time."""
-        day = (_EPOCH + unix_us * _US).astimezone(self.zone).date()
+        day = moment(unix_us).astimezone(self.zone).date()
         # A zone that skips a whole day makes two starts coincide, so there are more than the three that are needed.
         days = [self._first_day(day, number) for number in range(-2, 6)]
         starts = sorted({self._moment_us(first_day) for first_day in days})
@@ -97,7 +97,7 @@ class Calendar:
         """Return when the period with a first day starts."""
         hour, minute = divmod(self.anchor.minute, 60)
         local = datetime.combine(first_day, time(hour, minute), tzinfo=self.zone)
-        return (local - _EPOCH) // _US
+        return (local - EPOCH) // _US
 
 
 def _clamped(year: int, month: int, day: int) -> date:

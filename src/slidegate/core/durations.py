@@ -1,9 +1,9 @@
-"""Durations in text form: ``"30s"``, ``"2 hours"``, ``"minute"``."""
+"""Durations in text form: ``"30s"``, ``"2 hours"``, ``"minute"``; and Unix times as dates."""
 
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from .errors import ConfigurationError, closest, quoted
@@ -11,21 +11,21 @@ from .errors import ConfigurationError, closest, quoted
 SPACES: Final = " \t\n\r\v\f"
 """The whitespace that is allowed around the parts of a text."""
 
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_LENGTH: Final = 64
 _LONGEST_US: Final = 100_000_000 * 86_400_000_000
-_UNITS_US: Final = {
-    **dict.fromkeys(("us", "microsecond", "microseconds"), 1),
-    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1_000),
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1_000_000),
-    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000_000),
-    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3_600_000_000),
-    **dict.fromkeys(("d", "day", "days"), 86_400_000_000),
-    **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400_000_000),
+_SPELLINGS: Final = {
+    "us microsecond microseconds": 1,
+    "ms millisecond milliseconds": 1_000,
+    "s sec secs second seconds": 1_000_000,
+    "m min mins minute minutes": 60_000_000,
+    "h hr hrs hour hours": 3_600_000_000,
+    "d day days": 86_400_000_000,
+    "w week weeks": 604_800_000_000,
 }
-_NO_LENGTH_DAYS: Final = {
-    **dict.fromkeys(("mo", "mon", "month", "months"), ("month", 30)),
-    **dict.fromkeys(("y", "yr", "year", "years"), ("year", 365)),
-}
+_UNITS_US: Final = {unit: unit_us for units, unit_us in _SPELLINGS.items() for unit in units.split()}
+_NO_LENGTH: Final = (("mo mon month months", "month", 30), ("y yr year years", "year", 365))
+"""The spellings of units without a fixed length, each with its name and about how many days it has."""
 _SHORTEST: Final = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000))
 
 _DURATION: Final = r"(?a)([0-9]{0,18}+)\s*+([A-Za-z]++)"
@@ -86,12 +86,16 @@ def read_span_us(text: str, option: str, problem: str) -> int:
     unit = match[2].lower()
     if unit in _UNITS_US:
         return number * _UNITS_US[unit]
-    if unit in _NO_LENGTH_DAYS:
-        name, days = _NO_LENGTH_DAYS[unit]
-        raise ConfigurationError(
-            f'a {name} has no fixed length; write "{number * days} days", not {quoted(text)}', option
-        )
+    for spellings, name, days in _NO_LENGTH:
+        if unit in spellings.split():
+            problem = f'a {name} has no fixed length; write "{number * days} days", not {quoted(text)}'
+            raise ConfigurationError(problem, option)
     raise ConfigurationError(problem + closest(unit, _UNITS_US), option)
+
+
+def moment(unix_us: int) -> datetime:
+    """Return a Unix time in microseconds as a date (UTC)."""
+    return EPOCH + timedelta(microseconds=unix_us)
 
 
 def format_duration(span_us: int) -> str:

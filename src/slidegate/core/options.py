@@ -12,7 +12,7 @@ from inspect import signature
 from itertools import chain, repeat
 from typing import Any, Final, TypeVar
 
-from .arguments import EQUIVALENTS, unknown_option
+from .arguments import HINTS, unknown_option
 from .errors import ConfigurationError, quoted
 from .memo import remember
 
@@ -114,7 +114,7 @@ def misplaced_option(option: str, accepted: Iterable[str], owners: Mapping[str, 
         owners: The names of the options that each has.
     """
     places = [owner for owner, names in owners.items() if option in names]
-    if not places or (owners is OWNERS and any(option in names for names in EQUIVALENTS)):
+    if not places or (owners is OWNERS and option in HINTS):
         return unknown_option(option, accepted)
     return f"unknown option {quoted(option)}; write it at {' or '.join(places)}"
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ..core.bans.ban import clean_reason, moment
+from ..core.bans.ban import clean_reason
+from ..core.durations import moment
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.events import Event
 from ..core.store import Clock

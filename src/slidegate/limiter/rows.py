@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..core.arguments import check_whole
-from ..core.bans.ban import moment
+from ..core.durations import moment
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import escaped, logger, safe_text
 from ..core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows

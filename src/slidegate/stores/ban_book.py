@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
 from typing import Final, Protocol, TypeVar
 
-from ..core.bans.ban import Ban, lasts_longer, longest
+from ..core.bans.ban import Ban, longest
 from ..core.bans.events import banned, bans_full, shadow_banned, strikes_dropped, unbanned
 from ..core.bans.policy import BanPolicy
 from ..core.bans.strikes import Level, next_ban
@@ -167,7 +167,7 @@ class BanBook:
                 continue
             count += 1
             replaced = [other for other in self._rows.bans_of(ban.key) if other.network() == ban.network()]
-            if all(lasts_longer(ban, other) for other in replaced):
+            if longest([*replaced, ban]) is ban:
                 self._rows.put_ban(ban)
         return count
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
 from ..addresses import BITS, Address, canonical_key, network_of, prefix_length
+from ..durations import moment
 from ..errors import ConfigurationError, InvalidKey, quoted
 from ..logs import escaped
 from ..stored import check_numbers, read_json
@@ -27,7 +28,6 @@ OWN_PREFIX: Final = {4: 32, 6: 64}
 """Prefix lengths of a single client. Its ban is looked up by key, and the ban of any other network by address."""
 MAX_CACHED: Final = 4_096
 """For how many keys it is cached whether they are networks."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # Patterns are texts, which `re` compiles at their first use: a compiled one takes a share of the import.
 _DIGESTED: Final = ("header", "cookie", "query", "path")
 """The kinds of keys whose values are digested."""
@@ -100,11 +100,6 @@ def read_ban(stored: bytes) -> Ban:
     return ban
 
 
-def lasts_longer(ban: Ban, than: Ban) -> bool:
-    """Return whether a ban ends later than another one."""
-    return _end_us(ban) > _end_us(than)
-
-
 def longest(bans: Iterable[Ban], after_us: float = -inf) -> Ban | None:
     """Return the ban that ends last, the first if several do; None if none ends after `after_us`."""
     ban = max(bans, key=_end_us, default=None)
@@ -171,8 +166,3 @@ def clean_reason(reason: object, name: str = "reason") -> str:
     if not isinstance(reason, str):
         raise ConfigurationError(f'{name}: expected text, for example "scanner", not {quoted(reason)}')
     return escaped(reason.strip(), MAX_REASON)
-
-
-def moment(unix_us: int) -> datetime:
-    """Return a Unix time in microseconds as a date (UTC)."""
-    return _EPOCH + timedelta(microseconds=unix_us)
