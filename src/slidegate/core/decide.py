@@ -106,10 +106,9 @@ def refund_all(reservations: Sequence[Reservation], refs: Sequence[WindowRef], n
         refs: Their windows, those of each check in order.
         now_us: The store's time, in microseconds.
     """
-    marks = [mark for reservation in reservations for mark in reservation.marks]
-    charged = [units for reservation in reservations for units in reservation.units]
+    charges = [charge for one in reservations for charge in zip(one.marks, one.units, strict=True)]
     has_refunded = False
-    for mark, units, (counter, _, windows, key, _) in zip(marks, charged, refs, strict=True):
+    for (mark, units), (counter, _, windows, key, _) in zip(charges, refs, strict=True):
         window = counter.remove(windows[key], now_us, mark, units)
         if window is not None:
             windows[key] = window

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from .bans.ban import Ban
 from .buckets import Check
-from .readings import LimitState, binding_of, ceil_s, states_of
+from .readings import LimitState, ceil_s, limits_read, state_of, tightness
 from .reservation import Reservation, reserved
 from .ring import WindowState
 
@@ -134,12 +134,20 @@ class Decision:
     @property
     def states(self) -> tuple[LimitState, ...]:
         """The result for every limit, in the order of the checks; empty if no limit was checked."""
-        return states_of(self.checks, self.readings, self.now_us)
+        limits = limits_read(self.checks, self.readings)
+        return tuple([state_of(bucket, key, at, reading, self.now_us) for bucket, key, at, _, reading in limits])
 
     @property
     def binding(self) -> LimitState | None:
         """The limit with the longest wait, else the one that admits the fewest further requests, if any."""
-        return binding_of(self.checks, self.readings, self.now_us)
+        if not self.readings:
+            return None
+        limits = limits_read(self.checks, self.readings)
+        tightest = limits[0]
+        if len(limits) > 1:
+            tightest = max(limits, key=tightness)
+        bucket, key, at, _, reading = tightest
+        return state_of(bucket, key, at, reading, self.now_us)
 
     @property
     def is_whole(self) -> bool:
@@ -148,29 +156,24 @@ class Decision:
 
     @property
     def reservations(self) -> Sequence[Reservation]:
-        """What is still charged, one for each check in order; empty if nothing was charged."""
-        return self._reserve()
+        """What is still charged, one for each check in order; empty if nothing was charged.
+
+        They are made once, by the marks that the readings have then.
+        """
+        if self._reservations is None:
+            # The newest units of each window are those that this question charged.
+            marks = [mark for _, _, mark, _ in self.readings]
+            units: list[int] = []
+            for bucket, _, cost in self.checks:
+                if self.released and bucket.is_permit:
+                    cost = 0
+                units += [cost] * len(bucket.limits)
+            self._reservations = reserved(self.checks, marks, units)
+        return self._reservations
 
     @reservations.setter
     def reservations(self, reservations: Sequence[Reservation]) -> None:
         self._reservations = reservations
-
-    def _reserve(self) -> Sequence[Reservation]:
-        """Return what is still charged; it is made once, by the marks that the readings have then."""
-        if self._reservations is None:
-            # The newest units of each window are those that this question charged.
-            marks = [mark for _, _, mark, _ in self.readings]
-            self._reservations = reserved(self.checks, marks, self._units_charged())
-        return self._reservations
-
-    def _units_charged(self) -> list[int]:
-        """Return the cost under each limit, and 0 where its permit was released."""
-        units: list[int] = []
-        for bucket, _, cost in self.checks:
-            if self.released and bucket.is_permit:
-                cost = 0
-            units += [cost] * len(bucket.limits)
-        return units
 
     def begin_refund(
         self, index: int | None = None, units: int | None = None, *, permits: bool | None = None
@@ -189,18 +192,15 @@ class Decision:
             if permits is not None and reservation.check[0].is_permit != permits:
                 continue
             part = reservation.split_off(units)
-            if part is not None:
-                self._subtract(part)
-                returned.append(part)
+            if part is None:
+                continue
+            returned.append(part)
+            readings = list(self.readings)
+            for at, refunded in enumerate(part.units, part.first):
+                spent, leaves_us, mark, wait_us = readings[at]
+                readings[at] = spent - refunded, leaves_us, mark, wait_us
+            self.readings = readings
         return returned
-
-    def _subtract(self, part: Reservation) -> None:
-        """Subtract the units of a charge from the readings of its check."""
-        readings = list(self.readings)
-        for at, units in enumerate(part.units, part.first):
-            spent, leaves_us, mark, wait_us = readings[at]
-            readings[at] = spent - units, leaves_us, mark, wait_us
-        self.readings = readings
 
     def recount(self, index: int, charged: Decision, at: int = 0) -> None:
         """Replace the readings of one check by those of a later charge of it. Their spans are from the charge.
@@ -211,7 +211,7 @@ class Decision:
         """
         if not self.readings or not charged.readings:
             return
-        self._reserve()  # by the marks of the readings, which are replaced here
+        self._reservations = self.reservations  # by the marks of the readings, which are replaced here
         own_first, own_last = _readings_of(self.checks, index)
         first, last = _readings_of(charged.checks, at)
         later = charged.readings_as_of(self.now_us)[first:last]

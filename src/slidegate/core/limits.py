@@ -20,7 +20,7 @@ from .arguments import check_name, check_whole
 from .counters import Counter
 from .durations import format_duration, parse_duration_us
 from .errors import ConfigurationError, quoted
-from .ring import Ring, Terms, expires_us
+from .ring import Ring, expires_us
 
 Identity: TypeAlias = tuple[int, int | str]
 """Distinguishes the windows of one rule; the first element is the window length, or 0 for other kinds of limits."""
@@ -200,17 +200,10 @@ class Limit(AnyLimit):
         slice_us = -(-window_us // resolution)
         slices = -(-window_us // slice_us)
         life_us = (slices + 1) * slice_us
-        self._fill(window_us=window_us, resolution=resolution, slice_us=slice_us, slices=slices)
-        self._fill(life_us=life_us, check_us=life_us)
-        _, step_us, span_us = self._terms(amount)
-        self._fill(counter=Ring(amount, resolution, step_us, span_us))
+        self._fill(window_us=window_us, resolution=resolution, life_us=life_us, check_us=life_us)
+        self._fill(slice_us=slice_us, slices=slices)
+        self._fill(counter=Ring(amount, resolution, slice_us, window_us))
         self.become(amount)
-
-    def _terms(self, amount: int) -> Terms:
-        """Return what the counter needs to know for an amount."""
-        if amount <= self.resolution:
-            return amount, 1, self.window_us
-        return amount, self.slice_us, self.slices * self.slice_us + 1
 
     def counter_by(self, unix_us: Callable[[], int]) -> Ring:
         return self.counter
@@ -221,10 +214,12 @@ class Limit(AnyLimit):
         return twin
 
     def become(self, amount: int) -> None:
-        terms = self._terms(amount)
-        _, _, span_us = terms
-        self.counter.become(terms)
-        self._fill(amount=amount, exact=amount <= self.resolution, span_us=span_us)
+        exact = amount <= self.resolution
+        step_us, span_us = self.slice_us, self.slices * self.slice_us + 1
+        if exact:
+            step_us, span_us = 1, self.window_us
+        self.counter.become((amount, step_us, span_us))
+        self._fill(amount=amount, exact=exact, span_us=span_us)
 
     @property
     def same_window(self) -> Identity:

@@ -46,17 +46,13 @@ def remember(memo: dict[_K, _V], key: _K, value: _V, max_size: int = MEMO_SIZE, 
             return value
         max_size = max_size * max_bytes // size
     if len(memo) >= max_size:
-        _forget_oldest(memo, max_size)
+        # A few more than too many go: one alone would be searched for among those that were removed before.
+        too_many = len(memo) - max_size + 1
+        with suppress(RuntimeError):  # another thread has changed the memo, without a lock of the interpreter
+            for oldest in list(islice(memo, too_many + max_size // _PARTS)):
+                memo.pop(oldest, None)
     memo[key] = value
     return value
-
-
-def _forget_oldest(memo: dict[_K, _V], max_size: int) -> None:
-    """Remove a few of the oldest entries; one alone would be searched for among those that were removed before."""
-    with suppress(RuntimeError):  # another thread has changed the memo, without a lock of the interpreter
-        too_many = len(memo) - max_size + 1
-        for key in list(islice(memo, too_many + max_size // _PARTS)):
-            memo.pop(key, None)
 
 
 def key_bytes(key: object) -> int:

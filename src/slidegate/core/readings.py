@@ -6,6 +6,7 @@ A store returns a bare `WindowState` for each window. Names and spans are comput
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import nlargest
 from typing import Final, NamedTuple, TypeAlias
 
 from .buckets import Bucket, Check
@@ -47,8 +48,7 @@ def state_of(bucket: Bucket, key: str, at: int, reading: WindowState, now_us: in
     """Return the state of a limit, given its index in the bucket and the reading of its window at a time."""
     spent, leaves_us, mark, wait_us = reading
     limit = bucket.limits[at]
-    more_after_us = 0
-    reset_after_us = 0
+    more_after_us = reset_after_us = 0
     # Permits have no times: all of theirs are 0.
     if spent:
         more_after_us = max(leaves_us - now_us, 0)
@@ -75,26 +75,8 @@ def state_of(bucket: Bucket, key: str, at: int, reading: WindowState, now_us: in
     )
 
 
-def states_of(checks: Sequence[Check], readings: Sequence[WindowState], now_us: int) -> tuple[LimitState, ...]:
-    """Return the state of each limit of some checks, in order, from the readings of their windows at a time."""
-    limits = limits_read(checks, readings)
-    return tuple([state_of(bucket, key, at, reading, now_us) for bucket, key, at, _, reading in limits])
-
-
-def binding_of(checks: Sequence[Check], readings: Sequence[WindowState], now_us: int) -> LimitState | None:
-    """Return the limit with the longest wait, else the one that admits the fewest further requests, if any."""
-    if not readings:
-        return None
-    limits = limits_read(checks, readings)
-    tightest = limits[0]
-    if len(limits) > 1:
-        tightest = max(limits, key=_tightness)
-    bucket, key, at, _, reading = tightest
-    return state_of(bucket, key, at, reading, now_us)
-
-
 def tightest_of(checks: Sequence[Check], readings: Sequence[WindowState], most: int) -> Sequence[int]:
-    """Return the indices of the tightest limits, see `binding_of`, in the order of the checks.
+    """Return the indices of the tightest limits, in the order of the checks.
 
     Args:
         most: How many to return at most.
@@ -102,8 +84,7 @@ def tightest_of(checks: Sequence[Check], readings: Sequence[WindowState], most: 
     if len(readings) <= most:
         return range(len(readings))
     limits = limits_read(checks, readings)
-    ranked = sorted(range(len(limits)), key=lambda at: _tightness(limits[at]), reverse=True)
-    return sorted(ranked[:most])
+    return sorted(nlargest(most, range(len(limits)), key=lambda at: tightness(limits[at])))
 
 
 def limits_read(checks: Sequence[Check], readings: Sequence[WindowState]) -> list[_LimitReading]:
@@ -114,7 +95,7 @@ def limits_read(checks: Sequence[Check], readings: Sequence[WindowState]) -> lis
     return [(*limit, reading) for limit, reading in zip(limits, readings, strict=True)]
 
 
-def _tightness(limit: _LimitReading) -> tuple[int, float, int]:
+def tightness(limit: _LimitReading) -> tuple[int, float, int]:
     """Rank a limit: by its wait, then by how few further requests of this cost it admits, then by its oldest units."""
     bucket, _, at, cost, (spent, leaves_us, _, wait_us) = limit
     if wait_us < 0:
