@@ -97,13 +97,12 @@ def parse_network(text: str, *, strict: bool = True) -> AddressRange:
     if address is None:
         raise ConfigurationError(f"network: {quoted(text)} is not an address or network, for example 192.0.2.0/24")
     version, value = address
-    bits = 128 if ":" in host else 32
-    if slash and not (re.fullmatch(_PREFIX, length) and int(length) <= bits):
-        raise ConfigurationError(
-            f"network: {quoted(text)} needs a prefix length from 0 to {bits} and nothing behind it, for example /24"
-        )
-    prefix = bits
+    prefix = bits = 128 if ":" in host else 32
     if slash:
+        if not re.fullmatch(_PREFIX, length) or int(length) > bits:
+            raise ConfigurationError(
+                f"network: {quoted(text)} needs a prefix length from 0 to {bits} and nothing behind it, for example /24"
+            )
         prefix = int(length)
     if bits == 128 and version == 4:
         if prefix < 96:
@@ -146,8 +145,6 @@ def prefix_length(version: int, first: int, last: int) -> int:
 
 def canonical_key(key: str) -> str:
     """Return the canonical spelling of a key that is an address or network, and any other key unchanged."""
-    if not key[0].isalnum() and key[0] != ":":
-        return key
     address = parse_address(key)
     if address is not None:
         return address_key(*address)

@@ -50,8 +50,7 @@ class Networks:
     def __init__(self, networks: Iterable[object] = ()) -> None:
         if isinstance(networks, str):  # which would be a list of letters
             raise ConfigurationError(f'expected a list such as ["192.0.2.0/24"], not {quoted(networks)}', "networks")
-        texts = (safe_text(network, is_message=True) for network in networks)
-        self._merge(map(parse_network, texts))
+        self._merge(parse_network(safe_text(network, is_message=True)) for network in networks)
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[AddressRange]) -> Self:
@@ -117,13 +116,7 @@ class Networks:
         return hash(tuple(self.ranges()))
 
     def __repr__(self) -> str:
-        ipv4_starts, _ = self._ranges[4]
-        ipv6_starts, _ = self._ranges[6]
-        return f"<Networks: {len(ipv4_starts)} IPv4 and {len(ipv6_starts)} IPv6 ranges>"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        ranges = list(self.ranges())
-        return type(self).of_ranges, (ranges,)
+        return f"<Networks: {len(self._ranges[4][0])} IPv4 and {len(self._ranges[6][0])} IPv6 ranges>"
 
     def ranges(self) -> Iterator[AddressRange]:
         """Yield the merged ranges in ascending order."""
@@ -162,8 +155,6 @@ def _in_order(ranges: Iterable[AddressRange]) -> Iterator[AddressRange]:
     """Sort in short runs: a sort of 200,000 ranges takes 150 ms, during which no other thread can run."""
     rest = iter(ranges)
     runs: list[list[AddressRange]] = []
-    run = sorted(islice(rest, _RUN))
-    while run:
+    while run := sorted(islice(rest, _RUN)):
         runs.append(run)
-        run = sorted(islice(rest, _RUN))
     return merge(*runs)

@@ -50,12 +50,17 @@ def from_rows(rows: Iterable[ExportedBan]) -> Iterator[Ban]:
 
 
 def _ban(row: ExportedBan) -> Ban:
-    key, reason, by = _key(row["key"]), clean_reason(row["reason"]), clean_reason(row["by"], "by")
-    level, since_us = min(_whole(row, "level", 0), _MAX_LEVEL), _whole(row, "since_us")
-    until_us = row["until_us"]
-    if until_us is not None:
-        until_us = _whole(row, "until_us")
-    return Ban(key, reason, by, level, since_us, until_us)
+    ban = Ban(
+        _key(row["key"]),
+        clean_reason(row["reason"]),
+        clean_reason(row["by"], "by"),
+        min(_whole(row, "level", 0), _MAX_LEVEL),
+        _whole(row, "since_us"),
+        None,
+    )
+    if row["until_us"] is None:
+        return ban
+    return ban._replace(until_us=_whole(row, "until_us"))
 
 
 def _whole(row: ExportedBan, field: str, least: int = -_MOST) -> int:

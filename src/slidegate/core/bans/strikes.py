@@ -60,8 +60,7 @@ def next_ban(policy: BanPolicy, key: str, reason: str, before: Level | None, now
     """
     level = 1
     if before is not None:
-        since_us = max(now_us - before.until_us, 0)
-        forgiven = since_us // policy.forgive_us
+        forgiven = max(now_us - before.until_us, 0) // policy.forgive_us
         level += max(before.level - forgiven, 0)
     until_us = now_us + policy.length_us(level)
     over_us = min(until_us + level * policy.forgive_us, LATEST_US)
