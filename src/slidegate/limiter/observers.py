@@ -27,17 +27,18 @@ LINE_EVERY_S: Final = 1.0
 """The least time between two log lines of the same kind and rule."""
 _MINUTE_US: Final = 60_000_000
 
-LEVELS: Final[dict[str, int]] = {
-    **dict.fromkeys(("refused", "exceeded", "shadow_refused", "pause_ignored", "pause_unshared"), logging.INFO),
-    **dict.fromkeys(("banned", "unbanned", "shadow_banned", "bans_full", "strikes_dropped"), logging.WARNING),
-    **dict.fromkeys(("limit_overridden", "limit_restored", "switched_off", "switched_on"), logging.WARNING),
-    **dict.fromkeys(("store_recovered", "store_late", "store_error", "store_reset", "store_evicts"), logging.WARNING),
-    **dict.fromkeys(("counts_restarted", "kept_damaged", "secret_differs"), logging.WARNING),
-    **dict.fromkeys(("keys_shared", "map_full", "series_full"), logging.WARNING),
-    "store_failed": logging.ERROR,
+_KINDS_BY_LEVEL: Final = {
+    logging.INFO: "refused exceeded shadow_refused pause_ignored pause_unshared",
+    logging.WARNING: (
+        "banned unbanned shadow_banned bans_full strikes_dropped limit_overridden limit_restored switched_off "
+        "switched_on store_recovered store_late store_error store_reset store_evicts counts_restarted kept_damaged "
+        "secret_differs keys_shared map_full series_full"
+    ),
+    logging.ERROR: "store_failed",
     # No logger is enabled for this level. They are logged where they are emitted: several limiters may follow one file.
-    **dict.fromkeys(("list_reloaded", "list_rejected", "config_reloaded", "config_rejected"), logging.NOTSET),
+    logging.NOTSET: "list_reloaded list_rejected config_reloaded config_rejected",
 }
+LEVELS: Final = {kind: level for level, kinds in _KINDS_BY_LEVEL.items() for kind in kinds.split()}
 """The level of each kind in the log."""
 KINDS: Final = tuple(LEVELS)
 """All kinds of events; docs/reference/errors.md describes when each is emitted, and its details."""
