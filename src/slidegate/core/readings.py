@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import nlargest
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from .buckets import Bucket, Check
 from .limits import AnyLimit
@@ -16,7 +16,8 @@ from .ring import WindowState
 _ENDLESS: Final = 2**62
 """Longer than any finite wait. `OPEN` and `NEVER`, which is the longer one, are added to it."""
 
-_LimitReading: TypeAlias = tuple[Bucket, str, int, int, WindowState]
+_T = TypeVar("_T")
+_LimitReading: TypeAlias = tuple[Bucket, str, int, int, _T]
 """The bucket, the key, the index of a limit in the bucket, the cost, and the reading of its window."""
 
 
@@ -87,7 +88,7 @@ def tightest_of(checks: Sequence[Check], readings: Sequence[WindowState], most: 
     return sorted(nlargest(most, range(len(limits)), key=lambda at: tightness(limits[at])))
 
 
-def limits_read(checks: Sequence[Check], readings: Sequence[WindowState]) -> list[_LimitReading]:
+def limits_read(checks: Sequence[Check], readings: Sequence[_T]) -> list[_LimitReading[_T]]:
     """Return each limit of some checks with the reading of its window; none if no limit was checked."""
     if not readings:
         return []
@@ -95,7 +96,7 @@ def limits_read(checks: Sequence[Check], readings: Sequence[WindowState]) -> lis
     return [(*limit, reading) for limit, reading in zip(limits, readings, strict=True)]
 
 
-def tightness(limit: _LimitReading) -> tuple[int, float, int]:
+def tightness(limit: _LimitReading[WindowState]) -> tuple[int, float, int]:
     """Rank a limit: by its wait, then by how few further requests of this cost it admits, then by its oldest units."""
     bucket, _, at, cost, (spent, leaves_us, _, wait_us) = limit
     if wait_us < 0:

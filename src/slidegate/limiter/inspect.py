@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from ..core.buckets import Bucket, Check
-from ..core.readings import LimitState, state_of
+from ..core.readings import LimitState, limits_read, state_of
 from ..core.store import Snapshot, Store
 from .aio import let_others_run
 from .rows import Command
@@ -71,12 +71,11 @@ def _one_of_each(buckets: Iterable[Bucket]) -> list[Bucket]:
     return [*latest.values()]
 
 
-def states_in(snapshot: Snapshot, checks: Iterable[Check]) -> list[LimitState]:
+def states_in(snapshot: Snapshot, checks: Sequence[Check]) -> list[LimitState]:
     """Return the state of each limit of some checks for one more unit, given what the store says of their windows."""
     now_us, unix_us, windows = snapshot
-    limits = [(bucket, key, at) for bucket, key, _ in checks for at in range(len(bucket.limits))]
     states: list[LimitState] = []
-    for (bucket, key, at), window in zip(limits, windows, strict=True):
+    for bucket, key, at, _, window in limits_read(checks, windows):
         counter = bucket.limits[at].counter_by(lambda: unix_us)
         _, reading = counter.spend(window, now_us, 0)
         states.append(state_of(bucket, key, at, reading, now_us))

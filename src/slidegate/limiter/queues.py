@@ -32,7 +32,7 @@ from ..core.buckets import Check
 from ..core.decision import Decision, Reason, refused_later
 from ..core.open_reservations import SOON_US
 from ..core.quotas import Quota
-from ..core.ring import WindowState
+from ..core.readings import limits_read
 from ..stores.forks import ForkHook, ProcessLock
 from ..stores.shared import running_loop
 
@@ -158,17 +158,10 @@ class Queue:
         last = self.refusal
         if last is None:
             return None
-        checks: list[Check] = []
-        readings: list[WindowState] = []
-        first = 0
-        for check in last.checks:
-            bucket, key, _ = check
-            end = first + len(bucket.limits)
-            # Other rules were asked about this waiter's own keys, which the last refusal does not know.
-            if (bucket.name, key) == name:
-                checks.append(check)
-                readings += last.readings[first:end]
-            first = end
+        # Other rules were asked about this waiter's own keys, which the last refusal does not know.
+        checks = [check for check in last.checks if (check[0].name, check[1]) == name]
+        limits = limits_read(last.checks, last.readings)
+        readings = [reading for bucket, key, _, _, reading in limits if (bucket.name, key) == name]
         passed_us = round((now_s() - self.refused_s) * 1_000_000)
         refusal = refused_later(readings, last.now_us, last.now_us + passed_us, checks)
         refusal.at_least_us = min(last.at_least_us, SOON_US)  # and not until the ban of another client ends
