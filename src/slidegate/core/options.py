@@ -63,6 +63,10 @@ _ROWS: Final = {
     "BanPolicy.exempt": ("Networks or [object]", 'a list such as ["192.0.2.0/24"]'),
     "trusted": ("Networks or int or [object]", 'networks such as ["10.0.0.0/8"], or the number of proxies such as 1'),
     "networks": ("[Network]", 'a list such as [network("GeoLite2-ASN.mmdb")]'),
+    "Limiter.store": (
+        "NoneType or Store",
+        'a store, for example MemoryStore() or Limiter.from_url("redis://localhost:6379/0")',
+    ),
     "observers": ("[object]", "a list of functions or objects, such as [print]"),
     "methods": ("NoneType or [str]", 'a list such as ["GET", "POST"]'),
     "connection": ("NoneType or 'http' or 'websocket'", '"http" or "websocket"'),

@@ -133,7 +133,7 @@ def drained(bans: deque[Fields]) -> Iterator[Ban]:
 
 
 def _line(row: object) -> str:
-    return json.dumps(row, ensure_ascii=True) + "\n"
+    return json.dumps(row) + "\n"
 
 
 def _rows(lines: Iterable[Any]) -> Iterator[Any]:

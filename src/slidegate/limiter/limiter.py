@@ -95,14 +95,11 @@ class Limiter(Commands):
     ) -> None:
         if store is None:
             store = MemoryStore()
-        if not isinstance(store, Store):
-            example = 'MemoryStore() or Limiter.from_url("redis://localhost:6379/0")'
-            raise ConfigurationError(f"store: expected a store, for example {example}, not {quoted(store)}")
         if not isinstance(getattr(store, "bans", None), BanStore):
             raise ConfigurationError(
                 f"store: {store!r} has no bans; set self.bans in its __init__, for example to MemoryStore().bans"
             )
-        self.store: Store = store
+        self.store = store
         """The store that keeps the counts."""
         self.engine = Engine(self.store, secret, observers, deadline, on_error, files_of(networks))
         """The interface for the middlewares of this package. Not public: any release may change it."""

@@ -276,9 +276,7 @@ class Workers:
 
     async def _own_rules(self) -> Sequence[PublishedRule]:
         """Return the rules of this process, in an order that equal workers have in common."""
-        rules: set[PublishedRule] = set()
-        async for rule in yielding_to_others(self._rules() or (), AT_ONCE):
-            rules.add(rule)
+        rules = {rule async for rule in yielding_to_others(self._rules() or (), AT_ONCE)}
         return tuple(sorted(rules))
 
     async def _compare_secrets(self, deadline_s: float) -> None:
