@@ -22,9 +22,8 @@ from .networks.lists import Networks
 from .networks.mcp import mcp_tool
 from .networks.operators import network
 from .stores.memory.store import MemoryStore
-from .web.charges import charge, decision_of, settle
+from .web.charges import charge, client_key, decision_of, settle
 from .web.client_ip import client_ip
-from .web.clients import client_key
 from .web.endpoints import RateLimit, rate_limit_exceeded
 from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.middleware import RateLimitMiddleware

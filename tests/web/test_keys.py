@@ -40,8 +40,8 @@ from slidegate import (
 from slidegate.networks.mcp import mcp_tool
 from slidegate.networks.operators import Network, NetworkFile, network
 from slidegate.testing import FakeClock
+from slidegate.web.charges import client_key
 from slidegate.web.client_ip import client_ip
-from slidegate.web.clients import client_key
 from slidegate.web.keys import Key, combine, cookie, header, path_param, query, user
 
 from ..asgi import PEER, hello, page, scope_of, send_scope, statuses

@@ -1,4 +1,4 @@
-"""What applications read and charge by the decisions about a request.
+"""What applications ask about a request: its client, the decisions, and what it is charged.
 
 `charge` adds units after the admission of a request, `settle` replaces an estimate by the actual use.
 """
@@ -18,10 +18,34 @@ from ..core.reservation import Reservation
 from ..limiter import check_cost
 from ..limiter.aio import to_the_end
 from ..limiter.engine import Engine
-from .clients import visit_of
+from .client_ip import client_ip
 from .plan import DISABLED, EXEMPT
 from .policy import Policy
-from .visit import UNCOUNTED, Visit
+from .visit import UNCOUNTED, Visit, visit_of
+
+
+def client_key(request: HTTPConnection) -> str:
+    """Return the key of a request's client as the innermost middleware sees it; behind trusted proxies, IPv6 by prefix.
+
+    It is for functions of the request, such as ``key=lambda request: account_of(request) or client_key(request)``, and
+    for calls of a `Limiter`, at an endpoint and while the middleware is switched off, too. The client is determined
+    when the request arrives, whatever middlewares within write into the scope.
+
+    Args:
+        request: The request, or the websocket.
+
+    Returns:
+        An address such as ``203.0.113.7``, a network such as ``2001:db8::/64``, ``unknown-peer``, or ``peer:NAME`` if
+        the server names something else, as test clients do.
+
+    Raises:
+        ConfigurationError: There is no middleware around the endpoint.
+    """
+    visit = visit_of(request, "client_key")
+    if visit is None:
+        return client_ip().locate(request.scope)[0]
+    innermost = visit.active() or visit
+    return innermost.client.key
 
 
 def decision_of(request: HTTPConnection) -> Decision:
@@ -40,7 +64,7 @@ def decision_of(request: HTTPConnection) -> Decision:
     Raises:
         ConfigurationError: There is no middleware around the endpoint, or nothing is decided yet.
     """
-    visit: Visit | None = visit_of(request, "decision_of")
+    visit = visit_of(request, "decision_of")
     if visit is None:
         return DISABLED
     decision = visit.decision
@@ -209,7 +233,7 @@ def _named_charges(
         by_rule = units
     for number in by_rule.values():
         check_cost(number, argument)
-    visit: Visit | None = visit_of(request, caller)
+    visit = visit_of(request, caller)
     if visit is None:
         return []
     counted = _charges_by_rule(visit)

@@ -10,19 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.addresses import Address, AddressRange
 from ..core.bans.ban import BanSubject
 from ..core.bans.policy import PRIVATE
 from ..core.decision import Decision, Reason
-from ..core.errors import ConfigurationError, quoted
 from ..core.events import EventListener
 from ..core.memo import MANY, remember
 from ..core.networks import Networks
-from ..limiter.engine import Engine
-from .client_ip import LOCATED_KEY, ClientAddress, client_ip, may_be_gone, peer_of
+from .client_ip import LOCATED_KEY, ClientAddress, may_be_gone, peer_of
 from .headers import field_value
 
 KEY: Final = "slidegate"
@@ -260,63 +257,3 @@ class KeyedClients:
             located = {key: key.locate(scope)[0] for key in self._addresses}
             scope[LOCATED_KEY] = {**located, **scope.get(LOCATED_KEY, {})}
         return Client(client.key, self._with_keys(client.subjects, scope, client.key), client.verdict)
-
-
-# -- what functions of a request ask -----------------------------------------------------------------------------------
-
-
-def visit_of(request: HTTPConnection, caller: str) -> Any:
-    """Return the innermost `Visit` of a request, which may be over.
-
-    Args:
-        request: The request, or the websocket.
-        caller: The name of the calling function, for the error message.
-
-    Returns:
-        The visit; None without a middleware while limits are off, as in a test that calls an endpoint itself.
-
-    Raises:
-        ConfigurationError: There is no middleware around the endpoint, or `request` is no request.
-    """
-    scope = getattr(request, "scope", None)
-    if scope is None:
-        raise ConfigurationError(
-            f"{caller}: expected a Request or WebSocket, for example request, not {quoted(request)}"
-        )
-    visit = scope.get(KEY)
-    if visit is None and Engine.counting:
-        raise outside(caller)
-    return visit
-
-
-def outside(caller: str) -> ConfigurationError:
-    """Return the error for a call outside of all middlewares."""
-    return ConfigurationError(
-        f"{caller}: there is no RateLimitMiddleware around this endpoint; write "
-        "app.add_middleware(RateLimitMiddleware), with rules or without, and as the last one if a handler for "
-        "Exception calls this: a middleware around it may copy the scope"
-    )
-
-
-def client_key(request: HTTPConnection) -> str:
-    """Return the key of a request's client as the innermost middleware sees it; behind trusted proxies, IPv6 by prefix.
-
-    It is for functions of the request, such as ``key=lambda request: account_of(request) or client_key(request)``, and
-    for calls of a `Limiter`, at an endpoint and while the middleware is switched off, too. The client is determined
-    when the request arrives, whatever middlewares within write into the scope.
-
-    Args:
-        request: The request, or the websocket.
-
-    Returns:
-        An address such as ``203.0.113.7``, a network such as ``2001:db8::/64``, ``unknown-peer``, or ``peer:NAME`` if
-        the server names something else, as test clients do.
-
-    Raises:
-        ConfigurationError: There is no middleware around the endpoint.
-    """
-    visit = visit_of(request, "client_key")
-    if visit is None:
-        return client_ip().locate(request.scope)[0]
-    innermost = visit.active() or visit
-    return str(innermost.client.key)

@@ -25,7 +25,7 @@ from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
 from .callbacks import begin_body
-from .clients import KEY, visit_of
+from .clients import KEY
 from .decorators import LIMITS_MARK, decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
@@ -36,7 +36,7 @@ from .policy import Finding, Policy
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
 from .rule_set import method_of
 from .rules import Limits, LimitsFunction, Rule
-from .visit import Visit, active_visit_of
+from .visit import Visit, active_visit_of, visit_of
 
 _MOST_ALIKE: Final = 256  # limits that are found by what they count, for requests that make limits for themselves
 
@@ -311,7 +311,7 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
         if isinstance(error, HTTPException):  # of the application, where this is the handler of a status
             return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
         raise error
-    visit: Visit | None = visit_of(request, "rate_limit_exceeded")
+    visit = visit_of(request, "rate_limit_exceeded")
     if visit is None:
         raise error
     decision = error.decision

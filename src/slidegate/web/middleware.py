@@ -9,7 +9,7 @@ charged in one hit (`counting.py`); a refused request strikes (`signals.py`), is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypedDict, Unpack
@@ -40,7 +40,8 @@ from .refusals import OnRefused
 from .routes import has_many_routes, visible_app
 from .rules import Limits, LimitsFunction, Rule
 from .start import compare_names
-from .visit import ENDED_CHANNELS, Visit
+from .visit import Visit
+from .waiting import discard_message
 from .websockets import MessageLimits
 
 _REQUESTS: Final = frozenset({"http", "websocket"})
@@ -49,6 +50,27 @@ ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
 """The environment variable that switches every middleware off, and none on that its option switches off."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
+
+
+async def _receive_disconnect() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _receive_websocket_disconnect() -> Message:
+    return {"type": "websocket.disconnect", "code": 1006}
+
+
+async def _send_after_close(message: Message) -> None:
+    """Fail as a server does whose websocket is closed (ASGI, "Send after disconnect")."""
+    if message["type"] != "websocket.close":
+        raise OSError("this websocket is closed")
+
+
+_ENDED_CHANNELS: Final[Mapping[str, tuple[Receive, Send]]] = {
+    "http": (_receive_disconnect, discard_message),
+    "websocket": (_receive_websocket_disconnect, _send_after_close),
+}
+"""The channels of a request that is over, by the type of its scope: a task that outlives it finds the client gone."""
 
 
 class FileOptions(TypedDict, total=False):
@@ -242,7 +264,7 @@ class RateLimitMiddleware(FailsAtStartup):
             raise
         finally:  # the visit stays in the scope, without what refers to the server
             visit.scope = None
-            visit.receive_from, visit.send_on = ENDED_CHANNELS[scope_type]
+            visit.receive_from, visit.send_on = _ENDED_CHANNELS[scope_type]
 
     # -- the first requests, and those while it is switched off --------------------------------------------------------
 
@@ -301,7 +323,7 @@ class RateLimitMiddleware(FailsAtStartup):
             return
         policy = self.policy
         # For `client_key`, `decision_of` and the like within the application.
-        channels = ENDED_CHANNELS[scope["type"]]
+        channels = _ENDED_CHANNELS[scope["type"]]
         visit = Visit(policy, scope, *channels, policy.clients.of(scope), policy.rules.nothing)
         visit.add(DISABLED)
         try:

@@ -31,7 +31,7 @@ from .callbacks import UserCallbacks, request_in
 from .headers import Fields, Headers, Rendered
 from .plan import LEFT
 from .signals import Signals
-from .visit import CLOSED, Visit
+from .visit import CLOSED, STARTS, Visit
 
 OnRefused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
 
@@ -154,7 +154,7 @@ class Refusals:
         """
         answer = self.answer(decision, names_limits=names_limits)
         if visit.scope is None:  # the handler is around the middleware, which is one of a route, and over
-            send = visit.adding_fields(send)
+            send = _adding_fields(visit, send)
         await self._send(visit, decision, answer, scope, receive, send)
 
     async def _send(
@@ -289,6 +289,19 @@ def _messages(scope: Scope, answer: Answer) -> tuple[Message, Message]:
     if scope.get("method") == "HEAD":
         body = b""
     return {"type": start, "status": answer.status, "headers": [*answer.fields]}, {"type": end, "body": body}
+
+
+def _adding_fields(visit: Visit, send: Send) -> Send:
+    """Return a `send` that adds the fields to the first message, for a handler around a visit that is over."""
+    visit.status = 0  # that of the handler's answer, from its first message on
+
+    async def send_with_fields(message: Message) -> None:
+        if message["type"] in STARTS:
+            message = visit.with_fields(message)
+            visit.status = message.get("status") or STARTS[message["type"]]
+        await send(message)
+
+    return send_with_fields
 
 
 def label_of_refusal(refusal: Decision) -> str:

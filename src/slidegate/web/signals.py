@@ -26,11 +26,10 @@ from ..limiter.aio import to_the_end
 from ..limiter.bans import operators_of
 from .callbacks import UserCallbacks, request_in
 from .client_ip import UNKNOWN_PEER, ClientAddress
-from .clients import visit_of
 from .keys import Combined, Key, parts_of, user
 from .paths import PathIndex, RulePath, Texts
 from .plan import Signal
-from .visit import Visit
+from .visit import Visit, visit_of
 
 
 class Signals:
@@ -289,7 +288,7 @@ async def strike(
     """
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
-    innermost: Visit | None = visit_of(request, "strike")
+    innermost = visit_of(request, "strike")
     if innermost is None:
         return None
     # Innermost first, so that the outermost of two policies with one name wins.

@@ -7,7 +7,7 @@ channels of the server, which refer to the scope.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 from starlette.requests import HTTPConnection
@@ -16,8 +16,9 @@ from starlette.types import Message, Receive, Scope, Send
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
-from ..core.errors import ConfigurationError
-from .clients import KEY, Client, outside, visit_of
+from ..core.errors import ConfigurationError, quoted
+from ..limiter.engine import Engine
+from .clients import KEY, Client
 from .failures import answered_status, handler_of, is_failure
 from .headers import Rendered, completed, joined, names_in
 from .plan import EXEMPT, Plan
@@ -251,18 +252,6 @@ class Visit:
         rendered: Rendered = self.policy.headers.of(decision.checks, taken)
         return rendered.added_to(message, decision)
 
-    def adding_fields(self, send: Send) -> Send:
-        """Return a `send` that adds the fields to the first message, for a handler around a visit that is over."""
-        self.status = 0  # that of the handler's answer, from its first message on
-
-        async def send_with_fields(message: Message) -> None:
-            if message["type"] in STARTS:
-                message = self.with_fields(message)
-                self.status = message.get("status") or STARTS[message["type"]]
-            await send(message)
-
-        return send_with_fields
-
     # -- effects -------------------------------------------------------------------------------------------------------
 
     async def _start_effects(self, status: Any) -> None:
@@ -369,29 +358,28 @@ def _without_refusal(decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
     return decisions
 
 
-async def discard_message(message: Message) -> None:
-    """Drop a message: the client has left, or the request is over."""
+def visit_of(request: HTTPConnection, caller: str) -> Visit | None:
+    """Return the innermost visit of a request, which may be over.
 
+    Args:
+        request: The request, or the websocket.
+        caller: The name of the calling function, for the error message.
 
-async def _receive_disconnect() -> Message:
-    return {"type": "http.disconnect"}
+    Returns:
+        The visit; None without a middleware while limits are off, as in a test that calls an endpoint itself.
 
-
-async def _receive_websocket_disconnect() -> Message:
-    return {"type": "websocket.disconnect", "code": 1006}
-
-
-async def _send_after_close(message: Message) -> None:
-    """Fail as a server does whose websocket is closed (ASGI, "Send after disconnect")."""
-    if message["type"] != "websocket.close":
-        raise OSError("this websocket is closed")
-
-
-ENDED_CHANNELS: Final[Mapping[str, tuple[Receive, Send]]] = {
-    "http": (_receive_disconnect, discard_message),
-    "websocket": (_receive_websocket_disconnect, _send_after_close),
-}
-"""The channels of a request that is over, by the type of its scope: a task that outlives it finds the client gone."""
+    Raises:
+        ConfigurationError: There is no middleware around the endpoint, or `request` is no request.
+    """
+    scope = getattr(request, "scope", None)
+    if scope is None:
+        raise ConfigurationError(
+            f"{caller}: expected a Request or WebSocket, for example request, not {quoted(request)}"
+        )
+    visit: Visit | None = scope.get(KEY)
+    if visit is None and Engine.counting:
+        raise outside(caller)
+    return visit
 
 
 def active_visit_of(request: HTTPConnection, caller: str) -> Visit | None:
@@ -400,10 +388,19 @@ def active_visit_of(request: HTTPConnection, caller: str) -> Visit | None:
     Raises:
         ConfigurationError: As for `visit_of`, or all middlewares around the endpoint have ended.
     """
-    innermost: Visit | None = visit_of(request, caller)
+    innermost = visit_of(request, caller)
     if innermost is None:
         return None
     visit = innermost.active()
     if visit is None:
         raise outside(caller)
     return visit
+
+
+def outside(caller: str) -> ConfigurationError:
+    """Return the error for a call outside of all middlewares."""
+    return ConfigurationError(
+        f"{caller}: there is no RateLimitMiddleware around this endpoint; write "
+        "app.add_middleware(RateLimitMiddleware), with rules or without, and as the last one if a handler for "
+        "Exception calls this: a middleware around it may copy the scope"
+    )

@@ -20,7 +20,7 @@ from .callbacks import UserCallbacks
 from .client_ip import ClientAddress
 from .keys import Key, KeyFunction, parts_of
 from .plan import LEFT, BoundRule
-from .visit import Effect, Visit, discard_message
+from .visit import Effect, Visit
 
 _MOST_AHEAD_BYTES: Final = 65_536
 """How much of a body is read while a request waits; a client that disconnects later is not noticed."""
@@ -148,6 +148,10 @@ def _begin_reading_ahead(visit: Visit) -> ReadAhead:
         visit.effects = [channel, *visit.effects]  # before those that are awaited
     channel.begin()
     return channel
+
+
+async def discard_message(message: Message) -> None:
+    """Drop a message: the client has left, or the request is over."""
 
 
 class ReadAhead(Effect):
