@@ -23,11 +23,12 @@ from .failures import answered_status, handler_of, is_failure
 from .headers import Rendered, completed, joined, names_in
 from .plan import EXEMPT, Plan
 
-_HANDSHAKES: Final = {"websocket.accept": 101, "websocket.http.response.start": 403}
-STARTS: Final = {"http.response.start": 200, **_HANDSHAKES}
+STARTS: Final = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403}
 """The messages that start a response and have header fields, and the default status of each."""
 CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
+_FIRSTS: Final = {**STARTS, "websocket.close": CLOSED}
+"""The messages of which the first one answers a request, and the default status of each."""
 _LASTS: Final = frozenset(
     {
         "http.response.body",
@@ -329,10 +330,8 @@ class Visit:
             self.status = status
             return self.send_on(message)
         kind = message["type"]
-        if kind in _HANDSHAKES:
-            return self._send_first(message, message.get("status") or _HANDSHAKES[kind])
-        if kind == "websocket.close":
-            return self._send_first(message, CLOSED)
+        if kind in _FIRSTS:
+            return self._send_first(message, message.get("status") or _FIRSTS[kind])
         return self.send_on(message)
 
     async def _send_first(self, message: Message, status: Any) -> None:
