@@ -168,7 +168,7 @@ class Policy:
         self.blocklist: Blocklist | None = None
         if blocklist is not None:
             self.blocklist = Blocklist(blocklist, self.address.networks)
-        self.clients = _clients(self.address, self.blocklist, allowlist, signals, self.files)
+        self.clients = self._clients()
         self.counting = Counting(engine, self.rules, calls, signals)
         self.refusals = Refusals(engine, signals, self.headers, calls, on_refused)
         self.messages: Bucket | None = None
@@ -176,6 +176,21 @@ class Policy:
             self.messages = Bucket(self.names.unique("messages:"), messages.limits)
         self.guard = GuardedWebSocket
         self.findings = Findings()
+
+    def _clients(self) -> AnyClients:
+        """Return what determines the clients of requests: the simplest that the options allow."""
+        signals = self.signals
+        kind = Clients
+        if self.address.trusted:
+            kind = ClientsBehindProxies
+        allowlist = self.lists["allowlist"]
+        remembered = kind(self.address, self.blocklist, allowlist, signals.subjects_of, bool(signals.ban_policies))
+        clients: AnyClients = remembered
+        if self.files:
+            clients = FollowingClients(remembered, self.files)
+        if signals.keyed:
+            clients = KeyedClients(clients, signals.with_keys, signals.addresses)
+        return clients
 
     def restart(self) -> None:
         """Render and plan everything again, because amounts have changed."""
@@ -195,23 +210,3 @@ class Policy:
         if self.messages is not None:
             buckets.append(self.messages)
         return buckets
-
-
-def _clients(
-    address: ClientAddress,
-    blocklist: Blocklist | None,
-    allowlist: Networks | None,
-    signals: Signals,
-    files: Sequence[FollowedFile],
-) -> AnyClients:
-    """Return what determines the clients of requests: the simplest that the options allow."""
-    kind = Clients
-    if address.trusted:
-        kind = ClientsBehindProxies
-    remembered = kind(address, blocklist, allowlist, signals.subjects_of, bool(signals.ban_policies))
-    clients: AnyClients = remembered
-    if files:
-        clients = FollowingClients(remembered, files)
-    if signals.keyed:
-        clients = KeyedClients(clients, signals.with_keys, signals.addresses)
-    return clients
