@@ -51,7 +51,7 @@ EVERYTHING_MADE = Path(__file__).with_name("everything.txt")
 
 def test_everything_can_be_written_in_the_file(texts: Callable[..., None]) -> None:
     app = RateLimitMiddleware.from_file(hello, EVERYTHING).app
-    made: dict[str, Any] = {repr(one): one for one in (*app.rules, *app.ban_policies)}
+    made: dict[str, Any] = {repr(one): one for one in (*app.rules, *app.policy.signals.ban_policies.values())}
     usual = {type(one): vars(one) for one in (Rule("/", "1/s"), BanPolicy())}
 
     def described(name: str) -> str:

@@ -325,7 +325,7 @@ async def test_no_lookup_waits_for_a_file_that_is_read(files: FollowedFiles, mon
     assert read == 1, "nor is it read twice at a time"
     assert files.observer.kinds == ["list_reloaded"]
     assert networks == Networks(["198.51.100.0/24"])
-    assert app.lists["blocklist"] is networks, "it has its file for who looks at the configuration"
+    assert app.policy.lists["blocklist"] is networks, "it has its file for who looks at the configuration"
 
 
 async def test_without_a_thread_a_request_is_answered(files: FollowedFiles, monkeypatch: Any, caplog: Any) -> None:

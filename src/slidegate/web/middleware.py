@@ -119,12 +119,7 @@ class RateLimitMiddleware(FailsAtStartup):
         policy: Its parts, made from its options.
         limiter: The limiter that counts.
         rules: The rules, as they were given.
-        default_rule: The rule of each route, made from `default_limits`; None if there is none.
-        key: What `default_limits` count by; None for the client's address.
-        client: Determines the client's address.
-        lists: The blocklist and the allowlist, by option name.
         findings: Probable mistakes found at start-up or in the first requests. Each is logged once.
-        ban_policies: Its ban policies.
         routed_app: The application whose routes were checked: that behind the middleware, or if its routes are hidden,
             the one that it belongs to; None before the first call.
 
@@ -179,12 +174,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.policy = policy
         self.limiter = policy.limiter
         self.rules = policy.rules.given
-        self.default_rule = policy.default_rule
-        self.key = policy.rules.key
-        self.client = policy.address
-        self.lists = policy.lists
         self.findings = policy.findings.reported
-        self.ban_policies = tuple(policy.signals.ban_policies.values())
         for file in policy.files:
             file.observe(self.limiter.engine.emit)
         off_by = setting_that_switches_off(enabled)

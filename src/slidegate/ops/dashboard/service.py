@@ -186,7 +186,7 @@ class Service:
             self.counts(WINDOW), self.clients(), self.bans(), self.published()
         )
         kinds = kinds_of(published)
-        proxies = [middleware.client.networks for middleware in self.limiter.middlewares]
+        proxies = [middleware.policy.address.networks for middleware in self.limiter.middlewares]
         banned = await self.banned(ranking.refused, bans)
         rows = [row_of(client, client.key in banned, stands_for(client, kinds, proxies)) for client in ranking.refused]
         return refusals_of(rows, counts.stats.total.refused)

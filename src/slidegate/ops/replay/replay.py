@@ -58,7 +58,7 @@ class Replay:
         self.unwaited: list[str] = []
         self.keyed: list[str] = []
         for middleware in middlewares:
-            for rule in (*middleware.rules, middleware.default_rule):
+            for rule in (*middleware.rules, middleware.policy.default_rule):
                 if rule is not None:
                     self._note(rule)
         self._innermost = _StatusApp(middlewares[-1].app)
@@ -145,23 +145,24 @@ class _StatusApp:
 
 def _copied(middleware: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLimitMiddleware:
     """Return a copy of a middleware around another application and on another limiter."""
+    policy = middleware.policy
     default_limits: Any = None
-    if middleware.default_rule is not None:
-        rule = middleware.default_rule
+    rule = policy.default_rule
+    if rule is not None:
         default_limits = rule.limits_function or rule.limits
     return RateLimitMiddleware(
         app,
         rules=[_without_wait(rule) for rule in middleware.rules],
         default_limits=default_limits,
-        key=middleware.key,
+        key=policy.rules.key,
         limiter=limiter,
-        client=middleware.client,
-        bans=middleware.ban_policies,
+        client=policy.address,
+        bans=policy.signals.ban_policies.values(),
         headers=None,
         enabled=True,
-        name=middleware.policy.names.middleware or None,
-        blocklist=middleware.lists["blocklist"],
-        allowlist=middleware.lists["allowlist"],
+        name=policy.names.middleware or None,
+        blocklist=policy.lists["blocklist"],
+        allowlist=policy.lists["allowlist"],
     )
 
 
