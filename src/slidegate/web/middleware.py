@@ -45,7 +45,6 @@ from .waiting import discard_message
 from .websockets import MessageLimits
 
 _REQUESTS: Final = frozenset({"http", "websocket"})
-_NONE: Final[frozenset[str]] = frozenset()
 ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
 """The environment variable that switches every middleware off, and none on that its option switches off."""
 _TRUE: Final = ("1", "true", "yes", "on")
@@ -133,7 +132,7 @@ class RateLimitMiddleware(FailsAtStartup):
     options: tuple[object, ...] = ()
     """Its options as they were given but for `enabled`, in the order of the signature; none if it shares its counts."""
     routed_app: object = None
-    _decides: frozenset[str] = _NONE
+    _decides: frozenset[str] = frozenset()
     """The types of scopes that are decided without asking `_is_decided`: none during the first requests, while switched
     off, and after a failed construction."""
     _is_within = False
@@ -203,7 +202,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def restart(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
-        self._decides = _NONE
+        self._decides = frozenset()
         self.policy.restart()
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -306,8 +305,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if scope["type"] == "lifespan":
             if self.is_enabled:
                 self.limiter.engine.begin()
-            await self.app(scope, receive, _ending(self.limiter, send))
-            return
+            send = _ending(self.limiter, send)
         if scope["type"] not in _REQUESTS:
             await self.app(scope, receive, send)
             return
