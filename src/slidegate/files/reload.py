@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .._watcher import FollowedFile
 from ..core.errors import ConfigurationError, quoted
 from ..core.options import checked_value
-from ..web.broken import FailsAtStartup, fail_startup, place_of
+from ..web.broken import FailsAtStartup, fail_startup, stack_of
 from ..web.middleware import FileOptions, RateLimitMiddleware
 from ..web.policy import Finding, Policy
 from .config import ConfigReader
@@ -62,7 +62,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
                 f'app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml"), not {quoted(path)}'
             )
         self._below = app
-        self._place = place_of(app)
+        self._stack = stack_of(app)
         super().__init__(str(path), "")
         self.file = Path(path)
         limiter = checked_value("limiter", options.get("limiter"))
@@ -100,7 +100,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         middleware.file = self.file
         try:
             middleware.app = self._below
-            middleware.begin_with(Policy(self._below, **all_options, owner=self._place), enabled)
+            middleware.begin_with(Policy(self._below, **all_options, owner=self._stack), enabled)
         except ConfigurationError as error:
             raise reader.located(error) from error.__cause__
         return middleware

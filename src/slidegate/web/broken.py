@@ -69,15 +69,15 @@ def is_in_stack(app: object) -> bool:
     return any(isinstance(layer, ExceptionMiddleware) for layer in layers(app))
 
 
-class Place:
+class Stack:
     """The stack of an application, which owns the limits without a name of the middlewares there."""
 
 
-def place_of(app: object) -> Place:
-    """Return the place of a middleware around `app`: a new one, or if it is in a stack, that of each next stack."""
+def stack_of(app: object) -> Stack:
+    """Return the stack of a middleware around `app`: a new one, or if it is in one, that of each next one."""
     if not is_in_stack(app):
-        return Place()
-    return getattr(router_of(app), "__dict__", {}).setdefault("_slidegate_place", Place())  # type: ignore[no-any-return]
+        return Stack()
+    return getattr(router_of(app), "__dict__", {}).setdefault("_slidegate_stack", Stack())  # type: ignore[no-any-return]
 
 
 async def fail_startup(error: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:

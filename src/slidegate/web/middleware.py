@@ -27,7 +27,7 @@ from ..core.options import options_checked
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
-from .broken import FailsAtStartup, fail_startup, place_of
+from .broken import FailsAtStartup, fail_startup, stack_of
 from .callbacks import request_in
 from .client_ip import ClientAddress
 from .effects import ReportOutcome
@@ -162,7 +162,7 @@ class RateLimitMiddleware(FailsAtStartup):
         for argument in ("self", "app", "enabled"):
             del options[argument]
         self.app = app
-        self.begin_with(Policy(app, **options, owner=place_of(app)), enabled)
+        self.begin_with(Policy(app, **options, owner=stack_of(app)), enabled)
         if limiter is None or self.policy.names.unnamed:  # it counts apart from others
             self.options = tuple(options.values())
             self.policy.inspection.of_building(self.policy, self)

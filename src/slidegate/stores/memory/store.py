@@ -52,11 +52,10 @@ LEAST_LIFE_US: Final = 1_000_000
 """The least time between two sweeps of a limit."""
 SWEEP_PAUSE_US: Final = 1_000_000
 
-Place: TypeAlias = tuple[Counter, Windows, bool, Table]
-"""Where a limit counts the keys of one shard: its counter, the fresh windows of its table, whether refusals are charged
-to them, and the table. Tables are cleared but keep their dict of fresh windows, so a place stays valid."""
-Places: TypeAlias = list[list[Place]]
-"""The places of the limits of a bucket, for each shard."""
+Places: TypeAlias = list[list[tuple[Counter, Windows, bool, Table]]]
+"""Where the limits of a bucket count the keys of each shard: the counter of each, the fresh windows of its table,
+whether refusals are charged to them, and the table. Tables are cleared but keep their dict of fresh windows, so a place
+stays valid."""
 
 
 class MemoryStore(Store):
