@@ -236,7 +236,7 @@ def keys(text: str) -> None:
         method="POST", query_string=value, headers=[*((one.encode(), value) for one in FIELDS), *TOOL_CALL]
     )
     for key in KEYS:
-        key.find(scope, Limiter(), "client")
+        key.read(scope, Limiter(), "client")
 
 
 OF_LOGS = ("192.0.2.7 - - [", "{", '{"msec":"', '{"http_', "<13>Jan 1 ", "<13>1 a b c d e [", "1 - [", "2024-05-12 ")

@@ -112,14 +112,14 @@ def expected(key: Any, entrance: Scope, moment: Scope, client: str, limiter: Lim
         if None in parts:
             return None
         known = iter(parts)
-        return Combined(tuple(_Known(next(known)) for _ in parts)).find(moment, limiter, client)
+        return Combined(tuple(_Known(next(known)) for _ in parts)).read(moment, limiter, client)
     if isinstance(key, ClientAddress):
         return key.locate(entrance)[0] if key.trusted else key.truncated(client)
     if key is user:
         person = moment.get("user") or (moment.get("state") or {}).get("user")
         name = person.display_name if isinstance(person, SimpleUser) else person
         return f"user:{name}" if name else None
-    found: str = key.find(moment, limiter, client)
+    found: str = key.read(moment, limiter, client)
     return found
 
 
@@ -127,7 +127,7 @@ class _Known(Key):
     def __init__(self, found: Any) -> None:
         self._found: str = found
 
-    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+    def read(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         return self._found
 
 

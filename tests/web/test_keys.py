@@ -91,7 +91,7 @@ async def accepted(wire: str) -> object:
 async def test_credentials_that_fastapi_takes_for_the_same_are_one_key(one: str, other: str, name: str) -> None:
     key, limiter = header(name), Limiter()
     scopes = [scope_of(headers=[(name.lower().encode(), wire.encode("latin-1"))]) for wire in (one, other)]
-    found = [key.find(scope, limiter, PEER) for scope in scopes]
+    found = [key.read(scope, limiter, PEER) for scope in scopes]
     assert found == [limiter.key_for(key.of(wire)) for wire in (one, other)]
     people = [await accepted(wire) for wire in (one, other)]
     if None not in people:
@@ -129,9 +129,9 @@ def test_texts_that_a_library_verifies_as_one_token_are_one_key(name: str, inser
         (header("X-Token"), {"X-Token": token}, {"X-Token": text}),
         (cookie("jwt"), {"Cookie": f"jwt={token}"}, {"Cookie": f"jwt={text}"}),
     ):
-        found = [key.find(scope_of(headers=fields), limiter, PEER) for fields in (scope, other)]
+        found = [key.read(scope_of(headers=fields), limiter, PEER) for fields in (scope, other)]
         assert verified(text) is None or found[0] == found[1]
-    assert limiter.key_for(field.of(text)) == field.find(scope_of(headers={"X-Token": text}), limiter, PEER)
+    assert limiter.key_for(field.of(text)) == field.read(scope_of(headers={"X-Token": text}), limiter, PEER)
 
 
 @pytest.mark.parametrize("last", range(64))
@@ -139,7 +139,7 @@ def test_spare_bits_of_a_signature_make_no_second_key(last: int) -> None:
     letters = ascii_uppercase + ascii_lowercase + digits + "-_"
     token = signed("ann")
     text = token[:-1] + letters[last]
-    found = [header("X").find(scope_of(headers={"X": one}), Limiter(), PEER) for one in (token, text)]
+    found = [header("X").read(scope_of(headers={"X": one}), Limiter(), PEER) for one in (token, text)]
     assert (found[0] == found[1]) is (verified(text) is not None)
 
 
@@ -147,7 +147,7 @@ def test_spare_bits_of_a_signature_make_no_second_key(last: int) -> None:
 def test_what_only_resembles_a_token_is_a_value_as_any_other(value: str) -> None:
     limiter, key = Limiter(), header("X")
     others = [value.replace("a", "A"), value.replace("b", "c"), f"{value}d.d"]
-    found = {key.find(scope_of(headers=[(b"x", one.encode("latin-1"))]), limiter, PEER) for one in {value, *others}}
+    found = {key.read(scope_of(headers=[(b"x", one.encode("latin-1"))]), limiter, PEER) for one in {value, *others}}
     assert len(found) == len({value, *others})
 
 
@@ -196,7 +196,7 @@ def test_hosts_that_an_application_takes_for_the_same_are_one_key(one: str, othe
         return host.lower().partition(":")[0].removesuffix(".")  # the dot of the root (RFC 3986, section 3.2.2)
 
     key, limiter = header("Host"), Limiter()
-    found = [key.find(scope_of(headers={"Host": host}), limiter, PEER) for host in (one, other)]
+    found = [key.read(scope_of(headers={"Host": host}), limiter, PEER) for host in (one, other)]
     assert found == [limiter.key_for(key.of(host)) if read(host) else PEER for host in (one, other)]
     if "[" not in (one + other):
         assert (found[0] == found[1]) is (read(one) == read(other))
@@ -208,7 +208,7 @@ def test_a_cookie_has_the_value_that_the_application_reads(texts: list[str]) -> 
     key, limiter = cookie("d"), Limiter()
     scope = scope_of(headers=[(b"cookie", f"d={text}".encode("latin-1")) for text in texts])
     value = Request(scope).cookies.get("d")
-    assert key.find(scope, limiter, PEER) == (limiter.key_for(key.of(value)) if value else PEER)
+    assert key.read(scope, limiter, PEER) == (limiter.key_for(key.of(value)) if value else PEER)
 
 
 async def test_every_value_is_a_short_key_of_its_own_that_does_not_show_it() -> None:
@@ -231,12 +231,12 @@ def test_different_combinations_never_meet_whatever_their_bytes(first: list[byte
         def __init__(self, name: str) -> None:
             self.identity = name
 
-        def find(self, scope: Any, limiter: Limiter, client_key: str) -> str:
+        def read(self, scope: Any, limiter: Limiter, client_key: str) -> str:
             value: bytes = scope[self.identity]
             return value.decode("latin-1")
 
     key = combine(Part("a"), Part("b"))
-    found = [key.find({"a": pair[0], "b": pair[1]}, Limiter(), PEER) for pair in (first, more)]
+    found = [key.read({"a": pair[0], "b": pair[1]}, Limiter(), PEER) for pair in (first, more)]
     assert (found[0] == found[1]) is (first == more)
 
 
@@ -478,13 +478,13 @@ async def test_a_file_that_changes_is_followed_wherever_it_stands(place: str, tm
     files = FollowedFiles(tmp_path)
     found = network(mmdb(tmp_path / "asn.mmdb", {"203.0.113.0/24": OTHER}))
     app = RateLimitMiddleware(**{"app": hello, **PLACES[place](found)})
-    assert found.find({}, app.limiter, PEER) == "asn:64500"
+    assert found.read({}, app.limiter, PEER) == "asn:64500"
     files.write("asn.mmdb", mmdb(tmp_path / "other.mmdb", {"203.0.113.0/24": TENCENT}).read_bytes())
     for _ in range(2):
         files.clock.advance("1s")
         assert await statuses(app, 1) == [200]
         end_of_looks()
-    assert found.find({}, app.limiter, PEER) == "asn:132203"
+    assert found.read({}, app.limiter, PEER) == "asn:132203"
 
 
 async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tmp_path: Path) -> None:
@@ -514,4 +514,4 @@ def test_a_damaged_file_is_refused_or_knows_less_and_raises_nothing(tmp_path_fac
     except ConfigurationError:
         return
     for key in ("43.128.0.1", "101.32.5.5", "2402:4e00::/64", "8.8.8.8", "unknown-peer"):
-        assert found.find({}, Limiter(), key).startswith(("asn:", "country:"))
+        assert found.read({}, Limiter(), key).startswith(("asn:", "country:"))

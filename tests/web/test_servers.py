@@ -261,7 +261,7 @@ def test_whatever_fields_a_client_sends_there_are_no_more_keys_than_tools(
 ) -> None:
     """A call with a field missing, empty or repeated may be of any tool."""
     scope = scope_of("/mcp", "POST", headers=valid + more)
-    found = TOOLS.find(scope, Limiter(), "client")
+    found = TOOLS.read(scope, Limiter(), "client")
     assert found in {SHARED, OLDER, *(f"mcp_tool:{name}" for name in TOOLS.names)}
     revisions, methods, names = ([value for name, value in valid + more if name == field] for field, _ in FIELDS)
     once = [len(values) == 1 and values != [b""] for values in (revisions, methods, names)]

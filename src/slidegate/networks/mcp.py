@@ -44,7 +44,7 @@ class McpTool(Key):
         self.names = frozenset(names)
         self.identity = f"mcp_tool:{','.join(sorted(self.names))}"
 
-    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+    def read(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request: of a named tool, of all clients of older revisions, or of all others."""
         tool = _tool_of(scope)
         if tool != _OLDER and tool not in self.names:

@@ -114,8 +114,8 @@ class Network(Key):
         self.identity = f"network:{self.by}"
         _check_says(file, self.by, "by")
 
-    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """See `Key.find`: ``asn:132203``, ``country:NL``, or ``asn:unknown``."""
+    def read(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """See `Key.read`: ``asn:132203``, ``country:NL``, or ``asn:unknown``."""
         return f"{self.by}:{getattr(self.file.find(client_key), self.by) or UNKNOWN}"
 
     def is_in(self, *values: str | int) -> KeyCondition:

@@ -103,7 +103,7 @@ async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rul
     checks: list[Check] = []
     for charges, more in _named_charges(request, units, rule, "charge", "units"):
         latest.append(charges[-1])
-        checks.append(charges[-1].of(more))
+        checks.append(charges[-1].costing(more))
     if not latest:
         return EXEMPT
     charged = await to_the_end(latest[0].policy.engine.charge(checks))
@@ -143,7 +143,7 @@ async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule
         engine = charges[-1].policy.engine
         if missing:
             latest.append(charges[-1])
-            checks.append(charges[-1].of(missing))
+            checks.append(charges[-1].costing(missing))
     if engine is None:  # none was left to settle
         return False
     charged = await engine.settle(checks, [*unused.values()])
@@ -170,7 +170,7 @@ class _Charge(NamedTuple):
         """What the charges of the same windows have in common: the policy, and the windows."""
         return self.policy, windows_of(self.decision.checks[self.place])
 
-    def of(self, units: int) -> Check:
+    def costing(self, units: int) -> Check:
         """Return the same check with other units."""
         bucket, key, _ = self.decision.checks[self.place]
         return bucket, key, units

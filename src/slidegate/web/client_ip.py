@@ -81,8 +81,8 @@ class ClientAddress(Key):
         self.trusted = bool(hops or unix or len(networks))
         self.identity = f"client/{prefixes[4]}/{prefixes[6]}"
 
-    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """See `Key.find`. Without trusted proxies, the middleware's client is truncated to the prefixes of this key."""
+    def read(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """See `Key.read`. Without trusted proxies, the middleware's client is truncated to the prefixes of this key."""
         if not self.trusted:
             return self.truncated(client_key)
         located: str | None = scope.get(LOCATED_KEY, {}).get(self)

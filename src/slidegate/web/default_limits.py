@@ -62,7 +62,7 @@ class DefaultLimits:
         self._bound: dict[str, BoundRule] = {}
         self._is_by_path: bool | None = None
 
-    def find(self, scope: Scope) -> tuple[list[BoundRule], bool]:
+    def match(self, scope: Scope) -> tuple[list[BoundRule], bool]:
         """Return the limits of a request, none if its endpoint is exempt, and whether they may be remembered.
 
         That is for requests of the same type, method, path and root. They may not if a route may be added later, or if
@@ -73,17 +73,17 @@ class DefaultLimits:
             self._is_by_path = is_by_path(app)
         route = reach(app, scope)
         if route is None:
-            return [self.of()], False
+            return [self.at_route()], False
         bound: list[BoundRule] = []
         # The function of the method, of an endpoint that is a class.
         handler = getattr(route.endpoint, str(scope.get("method")).lower(), None)
         if not any(EXEMPT_MARK in getattr(function, "__dict__", ()) for function in (*layers(route.endpoint), handler)):
-            bound = [self.of(route.label)]
+            bound = [self.at_route(route.label)]
         elif is_ambiguous(scope["path"]):  # it may lead to another endpoint, so it is not exempt
-            bound = [self.of()]
+            bound = [self.at_route()]
         return bound, self._is_by_path
 
-    def of(self, name: str = NO_ROUTE) -> BoundRule:
+    def at_route(self, name: str = NO_ROUTE) -> BoundRule:
         """Return the limits of a route; by default those of all requests that match no known route."""
         bound = self._bound.get(name)
         if bound is None:

@@ -148,7 +148,7 @@ class Headers:
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
         self._rendered: dict[object, Rendered] = {}
 
-    def of(self, checks: Sequence[Check], taken: Sequence[str] = ()) -> Rendered:
+    def render(self, checks: Sequence[Check], taken: Sequence[str] = ()) -> Rendered:
         """Return what the answers to all requests with these checks have in common.
 
         Args:

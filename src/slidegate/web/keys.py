@@ -53,7 +53,7 @@ class Key:
         return f"<key {self.identity}>"
 
     @abstractmethod
-    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+    def read(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request, at most 64 bytes; `client_key` is the key of its address."""
 
 
@@ -83,7 +83,7 @@ class _Everyone(Key):
     identity = "everyone"
     shared = True
 
-    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+    def read(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         return "everyone"
 
 
@@ -118,7 +118,7 @@ class Value(Key):
         self._encode = encode
         self._expected = expected
 
-    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+    def read(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         value = self._read(scope)
         if value[:2] == TOKEN_BEGINS:
             value = token_as_read(value)
@@ -153,8 +153,8 @@ class Combined(Key):
         self.keys = keys
         self.identity = "+".join(key.identity for key in keys)
 
-    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        parts = [utf8(key.find(scope, limiter, client_key)) for key in self.keys]
+    def read(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        parts = [utf8(key.read(scope, limiter, client_key)) for key in self.keys]
         # With the length of each: otherwise "a" and "bc" would equal "ab" and "c".
         return limiter.digest("combined", b"".join(b"%d:%b" % (len(part), part) for part in parts))
 
@@ -327,7 +327,7 @@ class _User(Key):
     def __init__(self) -> None:
         self._throttle = Throttle()
 
-    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+    def read(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         name = self.name_in(scope)
         if name is None:
             return client_key

@@ -221,7 +221,7 @@ class PathIndex(Generic[T]):
             else:
                 self._literal.setdefault(path.path.removesuffix("/"), []).append(owner)
 
-    def find(self, texts: Texts) -> Iterator[T]:
+    def match(self, texts: Texts) -> Iterator[T]:
         """Yield the owners of the paths that match any of the texts, unordered and possibly with duplicates."""
         for text in texts:
             yield from self._literal.get(text.removesuffix("/"), ())

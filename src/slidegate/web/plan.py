@@ -139,7 +139,7 @@ class BoundRule:
         """Return the key of a request, without calling the user's function."""
         if self.key is None:
             return client_key
-        return self.key.find(self.routed(scope), self._limiter, client_key)
+        return self.key.read(self.routed(scope), self._limiter, client_key)
 
     def routed(self, scope: Scope) -> Scope:
         """Return the scope of a request with the path parameters by which the rule counts."""
@@ -302,7 +302,7 @@ class Plan:
         if all(bound.key is None for bound in self.limiting):
             self._by_client = charges
         if is_one_hit:
-            self.rendered = headers.of([(bucket, "", cost) for bucket, cost in charges])
+            self.rendered = headers.render([(bucket, "", cost) for bucket, cost in charges])
 
     def checks(self, scope: Scope, client_key: str) -> list[Check]:
         """Return the checks of a request; only if no rule that limits it calls a function."""

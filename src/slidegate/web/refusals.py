@@ -193,7 +193,7 @@ class Refusals:
         """
         if not decision.readings:
             return self._without_limit(decision)
-        rendered = self._headers.of(decision.checks)
+        rendered = self._headers.render(decision.checks)
         waits_s: list[int] = []
         for _, _, _, wait_us in decision.readings:
             if wait_us > 0:  # 0 for room, below for a permit or for ever

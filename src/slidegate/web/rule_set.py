@@ -137,7 +137,7 @@ class RuleSet:
         taken: dict[bool, list[str]] = {False: [], True: []}
         for rule in self.given:
             others = taken[rule.is_shadow]
-            bound = self.bind(rule, names.of(rule), self._reader, [*others])
+            bound = self.bind(rule, names.name_of(rule), self._reader, [*others])
             others += [limit.name for limit in bound.named]
             in_order.append(bound)
         return in_order
@@ -173,7 +173,7 @@ class RuleSet:
                 logger.exception("selecting rules failed; every limit counts the request%s", left_out)
             matches = self.matches_of(scope, ANY_PATH)
             if self.defaults is not None:
-                matches.append(RuleMatch(self.defaults.of()))
+                matches.append(RuleMatch(self.defaults.at_route()))
             return self.plan_of(matches, (), Traits(is_preflight))
 
     def _new_plan(self, scope: Scope, is_preflight: bool, memo_key: object) -> Plan:
@@ -182,7 +182,7 @@ class RuleSet:
         matches = self.matches_of(scope, texts)
         is_lasting = True
         if self.defaults is not None and not is_ended(matches):
-            of_route, is_lasting = self.defaults.find(scope)
+            of_route, is_lasting = self.defaults.match(scope)
             matches += [RuleMatch(bound) for bound in of_route]
         strikes: Sequence[Signal] = ()
         if self._honeypots is not None:
@@ -196,7 +196,7 @@ class RuleSet:
         """Return the rules that match a request, in order, up to one that certainly ends the list."""
         indexes: Iterable[int] = range(len(self.in_order))  # of all rules, for `ANY_PATH`
         if texts:
-            indexes = sorted({*self._anywhere, *self._index.find(texts)})
+            indexes = sorted({*self._anywhere, *self._index.match(texts)})
         scope_type, method = scope["type"], method_of(scope)
         matches: list[RuleMatch] = []
         for index in indexes:
@@ -279,7 +279,7 @@ class Names:
         self._owner = owner
         self.unnamed: set[str] = set()
 
-    def of(self, rule: Rule) -> str:
+    def name_of(self, rule: Rule) -> str:
         """Return the name of the buckets of a rule."""
         if rule.name is None and rule.counts:
             return self.unique(rule.identity)

@@ -126,7 +126,7 @@ class Signals:
 
     def with_keys(self, subjects: tuple[BanSubject, ...], scope: Scope, client_key: str) -> tuple[BanSubject, ...]:
         """Return the subjects of a client and the keys of a request that policies ban in its place."""
-        return self.joined(subjects, [key.find(scope, self._limiter, client_key) for key in self.keyed])
+        return self.joined(subjects, [key.read(scope, self._limiter, client_key) for key in self.keyed])
 
     def joined(self, subjects: tuple[BanSubject, ...], keys: Iterable[str]) -> tuple[BanSubject, ...]:
         """Return the subjects of a client and those of some keys that are not among them.
@@ -156,7 +156,7 @@ class Signals:
         if policy.key is not None:
             if user in parts_of(policy.key) and user.name_in(scope) is None:
                 return None
-            key = policy.key.find(scope, self._limiter, client_key)
+            key = policy.key.read(scope, self._limiter, client_key)
             if not isinstance(policy.key, Combined):  # a combination may be banned if the client's address may be
                 protected = key
         if protected == UNKNOWN_PEER or not self._may_ban(policy, protected):
@@ -174,7 +174,7 @@ class Signals:
 
     def honeypots_at(self, texts: Texts) -> Sequence[Signal]:
         """Return the signals whose paths match that of a request, the heaviest first; none for `ANY_PATH`."""
-        signals = {id(signal): signal for signal in self._index.find(texts)}
+        signals = {id(signal): signal for signal in self._index.match(texts)}
         return sorted(signals.values(), key=lambda signal: -signal.weight)
 
     async def at_path(self, visit: Visit, signals: Sequence[Signal]) -> Decision | None:

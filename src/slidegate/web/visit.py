@@ -250,7 +250,7 @@ class Visit:
         taken: Sequence[str] = ()
         if self.shared is not None:
             taken = names_in(message)
-        rendered: Rendered = self.policy.headers.of(decision.checks, taken)
+        rendered: Rendered = self.policy.headers.render(decision.checks, taken)
         return rendered.added_to(message, decision)
 
     # -- effects -------------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class Visit:
             else:  # one admission, as for most requests: the same, without its calls
                 rendered = self.plan.rendered
                 if rendered is None:
-                    rendered = self.policy.headers.of(decision.checks)
+                    rendered = self.policy.headers.render(decision.checks)
                 message = rendered.added_to(message, decision)
             self.status = status
             return self.send_on(message)

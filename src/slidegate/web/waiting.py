@@ -102,7 +102,7 @@ async def _tenant(
     """Return the tenant whose share of the permits of a fair rule a request uses; ``""`` if it is unknown."""
     if not isinstance(fair, Key):
         return await calls.ask(bound.rule, request, "fair", fair, calls.checked_key, None) or ""
-    tenant = fair.find(bound.routed(request.scope), visit.policy.limiter, visit.client.key)
+    tenant = fair.read(bound.routed(request.scope), visit.policy.limiter, visit.client.key)
     if tenant == visit.client.key and not any(isinstance(key, ClientAddress) for key in parts_of(fair)):
         return ""  # a request without the value
     return tenant
