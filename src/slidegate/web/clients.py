@@ -131,7 +131,7 @@ class Clients:
         self._blocklist = blocklist
         self._allowlist = allowlist
         self._subjects_of = subjects_of
-        self._needs_peers = self._blocklist is not None or has_policies
+        self._needs_peers = blocklist is not None or has_policies
         self._peers_named = False
         self._clients: dict[object, Client] = {}
 
@@ -154,17 +154,16 @@ class Clients:
         """
         self._peers_named = self._peers_named or bool(peer_of(scope))
         key, address = self.address.locate(scope)
-        verdict = self._verdict(address)
-        # A listed or banned client could otherwise evade its list or ban. A server that never names peers is another.
-        if self._needs_peers and self._peers_named and may_be_gone(scope):
-            verdict = GONE
-        client = Client(key, self._subjects_of(key, address), verdict)
+        client = Client(key, self._subjects_of(key, address), self._judge(scope, address))
         if memo_key is not None:
             remember(self._clients, memo_key, client, MANY)
         return client
 
-    def _verdict(self, address: Address | None) -> Decision | None:
-        """Return the decision about all requests from an address, if it is on a list."""
+    def _judge(self, scope: Scope, address: Address | None) -> Decision | None:
+        """Return the decision about all requests of a client; None if its bans and limits decide."""
+        # A listed or banned client could otherwise evade its list or ban. A server that never names peers is another.
+        if self._needs_peers and self._peers_named and may_be_gone(scope):
+            return GONE
         if address is None:
             return None
         if self._allowlist is not None and self._allowlist.covers(*address):

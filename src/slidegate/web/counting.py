@@ -62,7 +62,7 @@ class Counting:
             visit.effects = [*visit.effects, *visit.plan.effects]
         plan = visit.plan
         if plan.strikes:
-            refusal = await self._signals.at_path(visit, plan.strikes)
+            refusal = await self._signals.strike_for_path(visit, plan.strikes)
             if refusal is not None:
                 return refusal
         if not plan.limiting and not self._engine.store.bans.may_refuse():

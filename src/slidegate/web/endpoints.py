@@ -229,7 +229,7 @@ class RateLimit:
             visit.policy.engine.reservations.explain(decision)
         visit.add(decision)
         if visit.policy.signals.by_refusal:
-            await visit.policy.signals.at_refusal(visit, decision, scope)
+            await visit.policy.signals.strike_for_refusal(visit, decision, scope)
         is_websocket = scope["type"] == "websocket"
         # The connection breaks if an HTTP response has begun; no refusal is reported then.
         if refusals.wants("exceeded") and (is_websocket or not visit.status):

@@ -125,7 +125,7 @@ class Refusals:
         if self._engine.reservations.by_window:
             self._engine.reservations.explain(decision)
         if self._signals.by_refusal:
-            await self._signals.at_refusal(visit, decision, scope)
+            await self._signals.strike_for_refusal(visit, decision, scope)
         if self.wants("exceeded"):
             self.report(visit, decision, scope)
         answer = self.answer(decision)

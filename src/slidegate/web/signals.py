@@ -177,7 +177,7 @@ class Signals:
         signals = {id(signal): signal for signal in self._index.match(texts)}
         return sorted(signals.values(), key=lambda signal: -signal.weight)
 
-    async def at_path(self, visit: Visit, signals: Sequence[Signal]) -> Decision | None:
+    async def strike_for_path(self, visit: Visit, signals: Sequence[Signal]) -> Decision | None:
         """Strike for the path of a request; return its refusal by the ban, or because the store does not answer."""
         try:
             ban = longest(await self.strike_all(visit, signals, visit.scope))
@@ -187,7 +187,7 @@ class Signals:
             return None
         return refused_by_ban(ban, ban.since_us)
 
-    async def at_refusal(self, visit: Visit, decision: Decision, scope: Scope) -> None:
+    async def strike_for_refusal(self, visit: Visit, decision: Decision, scope: Scope) -> None:
         """Strike for a refusal by a limit, whose retry-after from now on includes a ban that it has caused.
 
         Args:
