@@ -36,11 +36,15 @@ def _true_or_false(counts: object) -> bool:
     return counts
 
 
-class CloseReservations(Effect):
-    """Closes at the end what rules with `cost_max` have reserved, if nobody has settled it."""
+class EndEffect(Effect):
+    """An effect of the end of a response, whatever its status."""
 
     statuses: Collection[Any] | None = ()
     ends = True
+
+
+class CloseReservations(EndEffect):
+    """Closes at the end what rules with `cost_max` have reserved, if nobody has settled it."""
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
         reservations = visit.policy.engine.reservations
@@ -102,11 +106,8 @@ class StrikeForStatus(Effect):
         return self._signals.strike_quietly(visit, self._signals.by_status[status], visit.scope)
 
 
-class Release(Effect):
+class Release(EndEffect):
     """Releases the permits of a request, even if it is cancelled meanwhile. Of several, the first releases all."""
-
-    statuses = ()
-    ends = True
 
     def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
         permits: list[Sequence[Reservation]] = []
@@ -149,7 +150,7 @@ class ReportRefusal(Effect):
             visit.policy.refusals.report(visit, self._refusal, self._scope)
 
 
-class ReportOutcome(Effect):
+class ReportOutcome(EndEffect):
     """Reports the outcome of a request, unless a middleware around its own, of the same limiter, does.
 
     It enters itself among the effects of the request, in front of those that are awaited.
@@ -159,9 +160,6 @@ class ReportOutcome(Effect):
     Args:
         visit: The request, which arrives.
     """
-
-    statuses = ()
-    ends = True
 
     def __init__(self, visit: Visit) -> None:
         if visit.outer is not None:

@@ -18,9 +18,10 @@ from ..limiter.engine import Engine
 from ..limiter.queues import Name, Queues, is_too_late, room_in_us
 from .callbacks import UserCallbacks
 from .client_ip import ClientAddress
+from .effects import EndEffect
 from .keys import Key, KeyFunction, parts_of
 from .plan import LEFT, BoundRule
-from .visit import Effect, Visit
+from .visit import Visit
 
 _MOST_AHEAD_BYTES: Final = 65_536
 """How much of a body is read while a request waits; a client that disconnects later is not noticed."""
@@ -108,7 +109,7 @@ async def _tenant(
     return tenant
 
 
-class _CountedPermit(Effect):
+class _CountedPermit(EndEffect):
     """A permit of a fair rule, which counts for its tenant until the request ends.
 
     It ends before the store has the permit back, so that the right waiter asks for it.
@@ -117,9 +118,6 @@ class _CountedPermit(Effect):
         queues: The queues of the limiter.
         name: The name of the queue.
     """
-
-    statuses = ()
-    ends = True
 
     def __init__(self, queues: Queues, name: Name, tenant: str) -> None:
         self._queues = queues
@@ -154,15 +152,12 @@ async def discard_message(message: Message) -> None:
     """Drop a message: the client has left, or the request is over."""
 
 
-class ReadAhead(Effect):
+class ReadAhead(EndEffect):
     """Reads messages ahead while a request waits, to notice a disconnect; the application receives them afterwards.
 
     A read is never cancelled but kept for the next reader, because some servers, such as granian, lose the message
     otherwise. Under trio nothing is read ahead, so only the application notices a disconnect.
     """
-
-    statuses = ()
-    ends = True
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
