@@ -165,9 +165,7 @@ class FactsOfRules:
             return
         row = Fact(parts[0].rule, kind, EVERY + where, self.subject.key, does)
         if share != "whole":
-            row = row._replace(note="if it lists its address")
-            if does is Verdict.REFUSES:
-                row = row._replace(does=Verdict.MAY_REFUSE)
+            row = _perhaps(row, "if it lists its address")
         yield row
 
     def _of_bans(self, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
@@ -200,18 +198,13 @@ class FactsOfRules:
                 key, depends = self.subject.key, joined(depends, "if its function returns the key")
             if key != row.key:
                 continue
-            of_rule = row._replace(requests=(rule.requests or EVERY) + among + where)
-            if depends:
-                of_rule = _perhaps(of_rule, depends)
-            yield of_rule
+            yield _perhaps(row._replace(requests=(rule.requests or EVERY) + among + where), depends)
 
     def _of_rule(self, rule: PublishedRule, requests: str) -> Iterator[Fact]:
         """Yield the rows of a rule: one for each of its limits."""
         if rule.action in _WITHOUT_LIMIT:
-            does, condition = _WITHOUT_LIMIT[rule.action], _condition_of(rule)
-            if condition and does is Verdict.REFUSES:
-                does = Verdict.MAY_REFUSE
-            yield Fact(rule.rule, rule.action, requests, "", does, condition)
+            row = Fact(rule.rule, rule.action, requests, "", _WITHOUT_LIMIT[rule.action])
+            yield _perhaps(row, _condition_of(rule))
         if rule.action != "limit" or not rule.bucket:
             return
         key, among = self.subject.counted_by(rule)
@@ -257,8 +250,10 @@ def _condition_of(rule: PublishedRule) -> str:
 
 
 def _perhaps(row: Fact, note: str) -> Fact:
-    """Return the row of a ban that may refuse, and on what that depends."""
-    return row._replace(does=Verdict.MAY_REFUSE, note=joined(row.note, note))
+    """Return a row with a note on what it depends; a refusal is a possible one then. An empty note changes nothing."""
+    if note and row.does is Verdict.REFUSES:
+        row = row._replace(does=Verdict.MAY_REFUSE)
+    return row._replace(note=joined(row.note, note))
 
 
 def _verdict_of(rule: PublishedRule, window: LimitState) -> tuple[Verdict, str]:
