@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from .. import ConfigurationError, Limiter
 from ..core.addresses import network_of
 from ..limiter import Publication, PublishedRule, inspect_keys
 from .kinds import EVERYONE, FUNCTION, beginnings_of, kind_of
-from .rows import KEYED, listed
+from .rows import KEYED, listed, row_of_ban
 
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
 _OF_CLIENT: Final = re.compile("peer:.|unknown-peer$|asn:[0-9]")
@@ -27,26 +27,42 @@ async def check_key(limiter: Limiter, key: str) -> None:
     """
     if _KIND.match(key) or network_of(key) is not None or key == EVERYONE:
         return
-    if not key or not await _is_known(limiter, key):
-        raise ConfigurationError(
-            'expected an address, a network or kind:value, for example "203.0.113.7", "198.51.100.0/24" or "user:42"; '
-            "a value that clients send needs its header, cookie or query parameter",
-            "key",
-        )
+    if key:
+        if await limiter.banned(key):
+            return
+        # Counted by this process, or under a published rule.
+        counting = [
+            (key, {rule.bucket: rule.counted_limit()})
+            for publication in await limiter.published()
+            for rule in publication.rules
+            if rule.bucket and rule.limit
+        ]
+        views = [await limiter.inspect(key), *await inspect_keys(limiter, counting)]
+        if any(window.used for view in views for window in view.windows):
+            return
+    raise ConfigurationError(
+        'expected an address, a network or kind:value, for example "203.0.113.7", "198.51.100.0/24" or "user:42"; a '
+        "value that clients send needs its header, cookie or query parameter",
+        "key",
+    )
 
 
-async def _is_known(limiter: Limiter, key: str) -> bool:
-    """Return whether a key is banned, or counted by this process or under a published rule."""
-    if await limiter.banned(key):
-        return True
-    counting = [
-        (key, {rule.bucket: rule.counted_limit()})
-        for publication in await limiter.published()
-        for rule in publication.rules
-        if rule.bucket and rule.limit
-    ]
-    views = [await limiter.inspect(key), *await inspect_keys(limiter, counting)]
-    return any(window.used for view in views for window in view.windows)
+async def ban_by_hand(
+    limiter: Limiter, key: str, target: Any, duration: str, *, reason: str, by: str
+) -> dict[str, Any]:
+    """Ban a key that an operator has typed; return the row of the ban, which says where it holds.
+
+    Args:
+        key: The key as it was typed.
+        target: The key that `key_of` makes of it.
+
+    Raises:
+        ConfigurationError: A value is invalid.
+        StoreError: The store does not answer.
+    """
+    await check_key(limiter, key)
+    ban = await limiter.ban(target, duration, reason=reason, by=by)
+    return {**row_of_ban(ban), "holds": where_banned(await limiter.published(), ban.key)}
 
 
 def where_banned(published: Sequence[Publication], key: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from ... import Limiter
-from ..readers import check_key, where_banned
+from ..readers import ban_by_hand
 from ..rows import key_of, row_of_ban
 from .main import Answer, asking, note, program, table, time_of, with_author, with_duration, with_reason, with_value
 
@@ -55,10 +55,8 @@ async def add_ban(limiter: Limiter, key: str, value: str | None, duration: str, 
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
     """
     target = key_of(key, value)
-    await check_key(limiter, key)
     await compare_secrets(limiter, value)
-    ban = await limiter.ban(target, duration, reason=reason, by=by)
-    row = {**row_of_ban(ban), "holds": where_banned(await limiter.published(), ban.key)}
+    row = await ban_by_hand(limiter, key, target, duration, reason=reason, by=by)
     return [row], [f"banned: {row['key']} until {end_of(row)}; {row['holds']}"]
 
 

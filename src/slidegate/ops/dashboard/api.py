@@ -16,7 +16,7 @@ from ... import ConfigurationError, StoreError
 from ...core.logs import Throttle, logger
 from ..explain import answer_of
 from ..published_rules import changeable_limits, limit_rows, rule_rows
-from ..readers import check_key, where_banned
+from ..readers import ban_by_hand
 from ..rows import as_json, key_of, named, row_of_action, row_of_ban, row_of_change
 from ..statistics import Traffic
 from ..traffic import COUNTS
@@ -144,10 +144,7 @@ class Api:
         self, key: str, duration: str, *, value: str | None = None, reason: str = "", by: str
     ) -> dict[str, Any]:
         """Ban an address, a network or a key, or replace its ban; `holds` says where."""
-        target = key_of(key, value)
-        await check_key(self._limiter, key)
-        ban = await self._limiter.ban(target, duration, reason=reason, by=by)
-        return {**row_of_ban(ban), "holds": where_banned(await self._limiter.published(), ban.key)}
+        return await ban_by_hand(self._limiter, key, key_of(key, value), duration, reason=reason, by=by)
 
     async def unban(self, key: str, *, by: str) -> dict[str, Any]:
         """Lift the ban of a key, and delete its strikes.
