@@ -54,18 +54,21 @@ class Metric:
     aggregation: Literal["livesum", "mostrecent", "livemin"] = "livesum"
 
 
-_BY_RULE: Final = (
+RULE_REQUESTS: Final = Metric(
+    "slidegate.rule.requests",
+    "{request}",
+    ("rule", "outcome"),
     "Requests by rule and outcome: an admitted one for each rule that counted it, "
-    "a refused one for each that refused it."
+    "a refused one for each that refused it.",
 )
-_TO_LAST_BYTE: Final = "The time to the last byte of the response, for admitted requests."
-RULE_REQUESTS: Final = Metric("slidegate.rule.requests", "{request}", ("rule", "outcome"), _BY_RULE)
 REFUSALS: Final = Metric(
     "slidegate.refusals", "{request}", ("reason",), "Refused requests by reason; each counts once."
 )
 BANS: Final = Metric("slidegate.bans", "{ban}", (), "Bans that this process has made.")
 FAILURES: Final = Metric("slidegate.store.failures", "{question}", (), "Store calls that failed or timed out.")
-DURATION: Final = Metric("slidegate.request.duration", "s", ("route",), _TO_LAST_BYTE)
+DURATION: Final = Metric(
+    "slidegate.request.duration", "s", ("route",), "The time to the last byte of the response, for admitted requests."
+)
 COUNTERS: Final = (RULE_REQUESTS, REFUSALS, BANS, FAILURES)
 
 
@@ -76,14 +79,25 @@ def _permits_held(limiter: Limiter) -> int | None:
     return None
 
 
-_PERMITS: Final = "Permits of concurrency limits in use."
-_BANS: Final = "Active bans that this process knows."
-_UP: Final = "0 during an outage of the store, else 1."
 GAUGES: Final = (
     Metric("slidegate.queued_requests", "{request}", (), "Requests that are queued.", lambda limiter: limiter.queued),
-    Metric("slidegate.active_permits", "{permit}", (), _PERMITS, _permits_held),
-    Metric("slidegate.active_bans", "{ban}", (), _BANS, lambda limiter: limiter.store.bans.count(), "mostrecent"),
-    Metric("slidegate.store.up", "1", (), _UP, lambda limiter: not limiter.is_failing, "livemin"),
+    Metric("slidegate.active_permits", "{permit}", (), "Permits of concurrency limits in use.", _permits_held),
+    Metric(
+        "slidegate.active_bans",
+        "{ban}",
+        (),
+        "Active bans that this process knows.",
+        lambda limiter: limiter.store.bans.count(),
+        "mostrecent",
+    ),
+    Metric(
+        "slidegate.store.up",
+        "1",
+        (),
+        "0 during an outage of the store, else 1.",
+        lambda limiter: not limiter.is_failing,
+        "livemin",
+    ),
 )
 
 
@@ -165,9 +179,8 @@ class LimiterMetrics(Observer):
     def _count_outcome(self, outcome: Outcome) -> None:
         for rule in outcome.shadow_rules:
             self._adder(RULE_REQUESTS, _bounded(self._rules, rule), "shadow_refused")(1)
-        if outcome.allowed:
-            self._count_admitted(outcome.rules, outcome.route, [outcome.duration_us])
         if outcome.refusal is None:
+            self._count_admitted(outcome.rules, outcome.route, [outcome.duration_us])
             return
         self._adder(REFUSALS, outcome.reason)(1)
         result = "refused"

@@ -88,11 +88,9 @@ class PrometheusMetrics(LimiterMetrics):
     def request(self, request: Passed | Outcome, /) -> None:
         """Keep a request until it is counted; for other processes count it now, and set the gauges that they read."""
         self._pending.append(request)
-        if len(self._pending) >= self._part:
-            self._count_pending()
-            self._set_if_due()
-
-    def _set_if_due(self) -> None:
+        if len(self._pending) < self._part:
+            return
+        self._count_pending()
         if self._directory and monotonic() >= self._set_again_s:
             self._set_again_s = monotonic() + SET_EVERY_S
             self._set_gauges()
