@@ -29,9 +29,6 @@ _ADD_A_TIME: Final = (
     "uvicorn logs no time: start it with --log-config and a file whose formatter of uvicorn.access has "
     '"fmt": "%(asctime)s %(client_addr)s - \\"%(request_line)s\\" %(status_code)s"; ' + _OTHER_FORMAT
 )
-_NOTHING_AROUND: Final = (
-    "the application has no RateLimitMiddleware around all of its routes; write its rules to a file for --rules"
-)
 
 
 with_log = click.argument("log", nargs=-1, required=True)
@@ -66,7 +63,10 @@ def simulate(
     if app is not None:
         around = _middlewares_around(imported(app))
         if not around:
-            raise click.ClickException(_NOTHING_AROUND)
+            raise click.ClickException(
+                "the application has no RateLimitMiddleware around all of its routes; write its rules to a file for "
+                "--rules"
+            )
         replay = Replay(around)
     elif rules is not None:
         replay = Replay([middleware_of(rules)])

@@ -58,9 +58,8 @@ class Replay:
         self.unwaited: list[str] = []
         self.keyed: list[str] = []
         for middleware in middlewares:
-            for rule in (*middleware.rules, middleware.policy.default_rule):
-                if rule is not None:
-                    self._note(rule)
+            for rule in filter(None, (*middleware.rules, middleware.policy.default_rule)):
+                self._note(rule)
         self._innermost = _StatusApp(middlewares[-1].app)
         self._outcomes: list[Outcome] = []
         self._events: list[Event] = []
@@ -70,7 +69,8 @@ class Replay:
         for middleware in reversed(middlewares):
             limiter = limiters.get(id(middleware.limiter))
             if limiter is None:
-                limiter = limiters[id(middleware.limiter)] = self._new_limiter()
+                store = MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us)
+                limiter = limiters[id(middleware.limiter)] = Limiter(store, observers=[self])
             copied = _copied(middleware, self._app, limiter)
             self.middlewares.insert(0, copied)
             self._app = copied
@@ -124,11 +124,6 @@ class Replay:
         name = getattr(rule.key, "identity", "function")
         if any(part.startswith(_UNLOGGED) for part in name.split("+")):
             self.keyed.append(f"{rule.label} ({name})")
-
-    def _new_limiter(self) -> Limiter:
-        limiter = Limiter(MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us))
-        limiter.observe(self)
-        return limiter
 
 
 class _StatusApp:

@@ -99,17 +99,14 @@ class Simulation:
                 counted |= {bucket.label for bucket, _, _ in decision.checks}
         for label in counted:
             self.rows["limit", label].requests += 1
-        if outcome.refusal is not None:
-            self._count_refused(outcome, outcome.refusal.by)
-
-    def _count_refused(self, outcome: Outcome, by: str) -> None:
-        """Count a request that some rules refused, or else a list or a ban."""
+        if outcome.refusal is None:
+            return
+        # Some rules refused it, or else a list or a ban.
         self.refused[outcome.client] += 1
         kind = _KINDS.get(outcome.reason, "limit")
         if outcome.reason is Reason.BLOCKED and not outcome.rules:
             kind = "list"
-        names = outcome.rules or [by]
-        for name in names:
+        for name in outcome.rules or [outcome.refusal.by]:
             self._refuse(kind, name, outcome.client)
 
     def _refuse(self, kind: str, name: object, client: str) -> None:
@@ -173,15 +170,16 @@ def measure(times_us: Mapping[str, Sequence[int]]) -> Json:
     Args:
         times_us: The times of the requests of each client, ascending.
     """
-    peaks = sorted(map(peak, times_us.values()))
-    span_us = max(times[-1] for times in times_us.values()) - min(times[0] for times in times_us.values())
+    by_client = times_us.values()
+    peaks = sorted(map(peak, by_client))
+    span_us = max(times[-1] for times in by_client) - min(times[0] for times in by_client)
     return {
-        "requests": sum(map(len, times_us.values())),
+        "requests": sum(map(len, by_client)),
         "clients": len(times_us),
         "span_s": span_us / 1_000_000,
         **{name: quantile(peaks, share) for name, share in QUANTILES.items()},
         "most": peaks[-1],
-        "would_refuse": [refused_by(amount, times_us.values()) for amount in _tried(peaks)],
+        "would_refuse": [refused_by(amount, by_client) for amount in _tried(peaks)],
     }
 
 
