@@ -107,11 +107,18 @@ def limit_rows(limits: Sequence[Any]) -> list[LimitRow]:
     by_name = changeable_limits(limits)
     rows = []
     for limit in limits:
-        in_force, configured, amount = BY_FUNCTION, BY_FUNCTION, None
-        if limit.changeable:
-            in_force, configured, amount = str(limit.limit), str(limit.configured), limit.limit.amount
-        changeable = by_name.get(limit.name) is limit
-        rows.append(LimitRow(limit.name, limit.rule, limit.shadow, changeable, in_force, configured, amount))
+        row = LimitRow(
+            limit.name,
+            limit.rule,
+            limit.shadow,
+            by_name.get(limit.name) is limit,
+            str(limit.limit),
+            str(limit.configured),
+            limit.limit.amount,
+        )
+        if not limit.changeable:
+            row = row._replace(limit=BY_FUNCTION, configured=BY_FUNCTION, amount=None)
+        rows.append(row)
     return rows
 
 

@@ -117,8 +117,7 @@ class Statistics(Observer):
         """Count some of the pending requests."""
         with self._counting:
             was_full = self._tally.is_full
-            number = min(PART, len(self._pending))
-            requests = [self._pending.popleft() for _ in range(number)]
+            requests = [self._pending.popleft() for _ in range(min(PART, len(self._pending)))]
             self._events.add_refusals(self._tally.count(requests))
             is_full = self._tally.is_full
         if is_full and not was_full:
@@ -205,16 +204,12 @@ class Statistics(Observer):
         """Write what is left, when the application ends or the limiter is closed."""
         self._due_in = None
         with bounded():
-            await self._end_writing()
+            writing = self._writing  # which may renew the row of this worker
+            with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
+                if writing is not None and writing.get_loop() is asyncio.get_running_loop():
+                    await asyncio.wait([writing])
             await self.publish()
             await self._keep_worker(now_us=0, kept_s=0)  # which is no longer listed
-
-    async def _end_writing(self) -> None:
-        """Wait for a write in progress in this event loop, which may renew the row of this worker."""
-        writing = self._writing
-        with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
-            if writing is not None and writing.get_loop() is asyncio.get_running_loop():
-                await asyncio.wait([writing])
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

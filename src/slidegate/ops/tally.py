@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from ..core import Ban, Check, Decision
+from ..core import Check, Decision
 from ..core.addresses import network_of
 from ..core.memo import remember
 from ..events import Outcome, Passed
@@ -115,7 +115,11 @@ class Tally:
 
     def _count_refused(self, outcome: Outcome, refusal: Decision, checks: Sequence[Check]) -> None:
         """Count a refused request for its client and its keys."""
-        keys = self._keys_of(checks, outcome.client) | _banned_keys(refusal.ban, outcome.client)
+        keys = self._keys_of(checks, outcome.client)
+        ban = refusal.ban
+        # No check names the key of a ban where a policy reads it and no rule does.
+        if ban is not None and ban.key != outcome.client and network_of(ban.key) is None:
+            keys.add(ban.key)
         by = refusal.by  # of a list, or of the maker of a ban
         if outcome.rules:
             by = outcome.rules[0]
@@ -146,13 +150,3 @@ class Tally:
             self.is_full = True
         self._names.add(name)
         return self.series[name]
-
-
-def _banned_keys(ban: Ban | None, client: str) -> set[str]:
-    """Return the key whose ban refused a request, if it is neither its client nor an address or a network.
-
-    No check names that key where a policy reads it and no rule does.
-    """
-    if ban is None or ban.key == client or network_of(ban.key) is not None:
-        return set()
-    return {ban.key}

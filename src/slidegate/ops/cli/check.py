@@ -42,7 +42,6 @@ _BELOW: Final = ("middleware_stack", "asgi_app", "asgi_handler", "app")
 """The attributes in which Starlette, Quart, Litestar and middlewares keep the next layer."""
 _MEMORY: Final = "SG103"  # the middleware's finding about memory stores
 _LONG_US: Final = 3_600_000_000
-_NOT_THERE: Final = re.compile("the first worker creates it")
 
 
 @program.command()
@@ -67,9 +66,7 @@ def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None
         with redirect_stdout(sys.stderr):
             reported = asyncio.run(_about_app(app))
     findings = list(dict.fromkeys(reported))  # several middlewares may report the same finding
-    lines = [str(finding) for finding in findings]
-    if not lines:
-        lines = ["Nothing was found."]
+    lines = [str(finding) for finding in findings] or ["Nothing was found."]
     show(as_json, [finding._asdict() for finding in findings], lines)
     if findings:
         ctx.exit(1)
@@ -265,7 +262,7 @@ def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
 
 def _about_error(subject: str, error: StoreError) -> Iterator[Finding]:
     """Yield the finding about a store that fails; one that does not exist yet is only noted."""
-    if _NOT_THERE.search(str(error)):
+    if "the first worker creates it" in str(error):
         note(f"the store does not exist yet, and check does not create it; the application does: {one_line(error)}")
     else:
         yield Finding("SG202", f"{subject}: {one_line(error)}")

@@ -56,11 +56,6 @@ MAX_TOKEN: Final = 512
 MAX_BODY: Final = 65_536
 WRONG_TOKEN_S: Final = 0.25
 READ_ONLY: Final = "This dashboard only shows; it was made with changes=False."
-_TOKEN_EXPECTED: Final = (
-    f"Dashboard: token: expected {MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters without spaces, for example "
-    'from python3 -c "import secrets; print(secrets.token_urlsafe(32))". If it comes from the environment, the '
-    "variable may not be set. To use your own login, write user= in place of token="
-)
 _TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _JSON: Final = "application/json"
 _FORM: Final = "application/x-www-form-urlencoded"
@@ -103,7 +98,12 @@ class Dashboard:
         if user is None:
             token = revealed(token)
             if not isinstance(token, str) or not re.fullmatch(rf"[!-~]{{{MIN_TOKEN},{MAX_TOKEN}}}", token):
-                raise ConfigurationError(_TOKEN_EXPECTED)  # without the token: an invalid one may still be a secret
+                raise ConfigurationError(  # without the token: an invalid one may still be a secret
+                    f"Dashboard: token: expected {MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters without spaces, "
+                    'for example from python3 -c "import secrets; print(secrets.token_urlsafe(32))". If it comes from '
+                    "the environment, the variable may not be set. To use your own login, write user= in place of "
+                    "token="
+                )
             self._digest = _digest(token)
         elif token != "":
             raise ConfigurationError("Dashboard: expected token= or user=, not both")

@@ -14,7 +14,6 @@ from ..rows import span_of
 from ..statistics import LoggedEvent
 
 NO_VALUE: Final = "\u2013"
-_LATE: Final = "store_late"
 _UTC: Final = re.compile("([0-9]{4}-[01][0-9]-[0-3][0-9])T([0-2][0-9]:[0-5][0-9]:[0-5][0-9])Z")
 
 
@@ -86,7 +85,7 @@ def grouped(events: Iterable[LoggedEvent]) -> list[list[LoggedEvent]]:
     groups: dict[tuple[str, str], list[LoggedEvent]] = {}
     for event in events:
         message = event.message
-        if event.kind == _LATE:  # each has another number
+        if event.kind == "store_late":  # each has another number
             message = ""
         groups.setdefault((event.kind, message), []).append(event)
     return [*groups.values()]
