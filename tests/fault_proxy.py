@@ -9,6 +9,7 @@
         proxy.thaw()              # what was held back comes now
         await proxy.refuse()      # connections are reset, new ones refused
         await proxy.accept()      # back again, at the same port
+        proxy.fate = lambda: (9, True)  # a new connection hangs after nine bytes of replies; False: is reset
 
 Nothing is reordered, and nothing is changed but by being left out at the end. `FaultProxy(port, tls=context)` speaks
 TLS to the client and plain text to the server. It runs in the event loop of the test.
@@ -18,11 +19,13 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import Coroutine
-from typing import Any, Final, Self
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Self, TypeAlias
 
 HOST: Final = "127.0.0.1"
 CHUNK: Final = 65_536
+Fate: TypeAlias = tuple[int, bool]
+"""After how many bytes of replies a connection ends, and whether it hangs then, or is reset."""
 
 
 class FaultProxy:
@@ -31,6 +34,7 @@ class FaultProxy:
     Attributes:
         accepted: How many connections there have been.
         requests: How many bytes clients have sent through.
+        fate: Is called for each new connection; None, or a result of None, for a healthy one.
     """
 
     password: str | None = None  # as a `RedisServer`, which a sentinel may watch through it
@@ -39,6 +43,7 @@ class FaultProxy:
         self.target, self.port, self.tls = target, port, tls
         self.delay_s = 0.0
         self.accepted = self.requests = 0
+        self.fate: Callable[[], Fate | None] | None = None
         self._left: int | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -83,13 +88,13 @@ class FaultProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        task = asyncio.current_task()
+        task, fate = asyncio.current_task(), self.fate and self.fate()
         assert task is not None
         self._links[task] = (writer,)
         try:
             answers, onward = await asyncio.open_connection(HOST, self.target)
             self._links[task] = (writer, onward)
-            await _first_of(self._requests(reader, onward), self._replies(answers, writer))
+            await _first_of(self._requests(reader, onward), self._replies(answers, writer, fate))
         except (OSError, asyncio.CancelledError):
             pass  # an end has gone, or was dropped; the other one learns of it below
         finally:
@@ -102,10 +107,21 @@ class FaultProxy:
             writer.write(piece)
             await writer.drain()
 
-    async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fate: Fate | None) -> None:
+        if fate is not None:
+            await self._fall(reader, writer, *fate)
         # Pieces wait side by side: ten replies that come together are all late by the delay, not by ten of it.
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         await _first_of(self._hold(reader, held), self._release(held, writer))
+
+    async def _fall(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: int, hangs: bool) -> None:
+        while left and (piece := await reader.read(left)):
+            left -= len(piece)
+            writer.write(piece)
+        if hangs:
+            await asyncio.Event().wait()
+        _reset(writer)
+        raise ConnectionResetError
 
     async def _hold(self, reader: asyncio.StreamReader, held: asyncio.Queue[tuple[float, bytes]]) -> None:
         now_s = asyncio.get_running_loop().time

@@ -111,6 +111,17 @@ def until(holds: Callable[[], object], what: str) -> None:
     raise TimeoutError(f"{what}: not within {BOUND_S} s")
 
 
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Return the files of a certificate for `HOST`, signed by itself, and of its key."""
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=slidegate", "-addext", f"subjectAltName=IP:{HOST}", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
 class RedisServer:
     """One server process with a directory of its own, started when entered.
 

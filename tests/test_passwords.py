@@ -217,8 +217,8 @@ WITHOUT_HOST = dict.fromkeys(["SecretStr", "Secret"], "memory://?max_keys=5")
 def test_addresses_that_are_objects_are_taken(way: str, address: str) -> None:
     store = Limiter.from_url(objects_of(address)[way]).store
     if isinstance(store, RedisStore):
-        line: Any = store.parts.open_line()
-        given = line._pool.connection_kwargs
+        link: Any = store.parts.open_link()
+        given = link._pool.connection_kwargs
         assert (given["host"], given["port"], given["db"], given["password"]) == ("localhost", 6380, 1, "a@b")
     else:
         assert isinstance(store, MemoryStore)

@@ -3,7 +3,6 @@
 import inspect
 import shutil
 import ssl
-import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.clients import OPTIONS, open_client
 
 from ..fault_proxy import HOST, FaultProxy
-from ..redis_servers import RedisServer, needs_redis
+from ..redis_servers import RedisServer, make_certificate, needs_redis
 from ..test_messages import message_of
 
 SECRET = "hunter2"
@@ -147,12 +146,7 @@ async def write(url: str, key: str) -> None:
 @needs_redis
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(  # noqa: ASYNC221 - for `HOST`, signed by itself; nothing else runs
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=slidegate", "-addext", f"subjectAltName=IP:{HOST}", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    certificate, key = make_certificate(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     with RedisServer("--requirepass", SECRET, password=SECRET) as server:

@@ -15,7 +15,7 @@ from slidegate import BanPolicy, Decision, Limiter, StoreError
 from slidegate.core import BanSubject, Bucket, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL
-from slidegate.stores.redis.line import DEPTH
+from slidegate.stores.redis.link import DEPTH
 from slidegate.stores.redis.protocol import window_field
 
 from ...contract.player import settle

@@ -24,7 +24,7 @@ from redis.credentials import StreamingCredentialProvider, UsernamePasswordCrede
 from slidegate import BanPolicy, Decision, Limiter, Quota, StoreError
 from slidegate.core import Ban, Bucket, Concurrency, Reason, Reservation, Snapshot, StoreUnavailable, parse_address
 from slidegate.core.reservation import reserved
-from slidegate.stores.redis import RedisStore, clients, line
+from slidegate.stores.redis import RedisStore, clients, link
 from slidegate.stores.redis.bans import CHUNK
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -364,15 +364,16 @@ def test_connections_are_as_given_but_for_the_stores_timeouts_and_no_retries(giv
     own: Any = clients.OwnClients(user, 0.7)
     if own.is_cluster:
         kind = user.connection_kwargs["connection_class"]
-        nodes = own.open_cluster().nodes_manager.startup_nodes.values()
-        connections = [*(node.acquire_connection() for node in nodes), own.open_node_pool("h", 2).make_connection()]
+        finding = [node.acquire_connection() for node in own.open_cluster().nodes_manager.startup_nodes.values()]
+        linked = own.open_node_pool("h", 2).make_connection()
     else:
-        kind, connections = user.connection_pool.connection_class, [own.open_pool().make_connection()]
-    for connection in connections:
+        kind, finding, linked = user.connection_pool.connection_class, [], own.open_pool().make_connection()
+    for connection in (*finding, linked):
         assert isinstance(connection, kind)
         assert (connection.username, connection.password) == ("ann", "pw")
         assert (connection.retry._retries, connection.retry_on_error, connection.health_check_interval) == (0, [], 0)
-        assert (connection.socket_timeout, connection.socket_connect_timeout) == (0.7, 0.7)
+        assert connection.socket_connect_timeout == 0.7
+        assert connection.socket_timeout == (None if connection is linked else 0.7), "a link has its own"
 
 
 @pytest.mark.parametrize("kind", ["rediss", "rediss+cluster", "rediss+sentinel"])
@@ -438,7 +439,7 @@ async def test_an_idle_connection_may_end(running: str, stands_still: bool, requ
             for each in deployment.masters if isinstance(deployment, RedisCluster) else [deployment]:
                 each.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             if stands_still:
-                time.sleep(2 * line.IDLE_S)  # noqa: ASYNC251 - the loop learns of nothing meanwhile
+                time.sleep(2 * link.IDLE_S)  # noqa: ASYNC251 - the loop learns of nothing meanwhile
             else:
                 await asyncio.sleep(0.05)
         assert observer.events == []
@@ -450,7 +451,7 @@ async def test_an_idle_connection_that_was_reset_is_opened_again(server: RedisSe
             assert (await hit(store, limits="10/hour")).remaining == 10 - spent
             await proxy.refuse()
             await proxy.accept()
-            await asyncio.sleep(2 * line.IDLE_S)
+            await asyncio.sleep(2 * link.IDLE_S)
 
 
 async def test_connections_take_new_tokens_and_so_do_those_of_the_users_client(server: RedisServer) -> None:
@@ -465,7 +466,7 @@ async def test_connections_take_new_tokens_and_so_do_those_of_the_users_client(s
             token = new
             server.command("CONFIG", "RESETSTAT")
             await tokens.on_next.call_args.args[0](SimpleToken(token, -1, 0, {"oid": "ann"}))  # the last one gets it
-            await asyncio.sleep(2 * line.IDLE_S)  # it is taken after a rest, or within a second
+            await asyncio.sleep(2 * link.IDLE_S)  # it is taken after a rest, or within a second
             answers = await asyncio.gather(*(hit(store, f"user:{number}:{n}", WIDE) for n in range(200)))
             assert all(answers)
             assert await given.ping()
@@ -659,11 +660,11 @@ async def test_what_a_class_of_connections_raises_is_reported_and_tried_again(
 @pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")
 async def test_a_client_that_cannot_be_made_is_reported_and_tried_again(server: RedisServer) -> None:
     async with store_at(server) as store:
-        make, store.parts.open_line = store.parts.open_line, Mock(side_effect=TypeError("in a mood"))
+        make, store.parts.open_link = store.parts.open_link, Mock(side_effect=TypeError("in a mood"))
         for ask in (lambda: hit(store), store.reset_all, lambda: store.bans.find(("user:ann",))) * 2:
             found = await asyncio.gather(*(outcome(ask) for _ in range(3)))
             assert [str(one) for one in found] == ["redis: TypeError: in a mood"] * 3
-        store.parts.open_line = make
+        store.parts.open_link = make
         assert await hit(store)
 
 

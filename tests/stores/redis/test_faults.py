@@ -28,7 +28,7 @@ from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, S
 from slidegate.core import Bucket, Event, Reason, StoreUnavailable, parse_address
 from slidegate.limiter import breaker, failover
 from slidegate.limiter.aio import answer_of
-from slidegate.stores.redis import RedisStore, held, line, poll
+from slidegate.stores.redis import RedisStore, held, link, poll
 from slidegate.testing import RecordingObserver
 
 from ...asgi import call, hello, send_scope
@@ -304,13 +304,13 @@ async def test_a_strike_that_bans_refuses_its_own_request_though_the_wire_is_cut
         for number in range(10):
             deployment.proxy.target = deployment.server.port
             await site.recovered()
-            await asyncio.sleep(2 * line.IDLE_S)
+            await asyncio.sleep(2 * link.IDLE_S)
             client = f"198.51.100.{number}", 1
             statuses = [(await call(app, "/trap", client=client)).status for _ in range(3 // weight)]
             assert statuses == [200] * (3 // weight - 1) + [403]
         deployment.proxy.target = deployment.server.port
         await site.recovered()
-        await asyncio.sleep(2 * line.IDLE_S)  # the last cut is known
+        await asyncio.sleep(2 * link.IDLE_S)  # the last cut is known
         assert len([ban async for ban in limiter.bans()]) == 10, "all of them were banned in Redis"
 
 

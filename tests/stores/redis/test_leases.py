@@ -16,7 +16,7 @@ from slidegate import Decision, Limit, Quota, StoreError
 from slidegate.core import BanSubject, Bucket, Check, Concurrency, Reason, parse_address
 from slidegate.stores.redis import RedisStore, poll
 from slidegate.stores.redis.held import FEW, Answer
-from slidegate.stores.redis.line import KeysApart
+from slidegate.stores.redis.link import KeysApart
 from slidegate.stores.redis.protocol import StoreTime, real_monotonic_us
 from slidegate.testing import FakeClock
 

@@ -21,7 +21,7 @@ from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavaila
 from slidegate.stores.redis import RedisStore, batch
 from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL, Command
 from slidegate.stores.redis.held import HeldAnswers
-from slidegate.stores.redis.line import DEPTH, ServerLine
+from slidegate.stores.redis.link import DEPTH, Link
 from slidegate.stores.redis.protocol import StoreTime, real_monotonic_us, with_values
 from slidegate.stores.redis.requests import Question
 from slidegate.testing import FakeClock, RecordingObserver
@@ -450,16 +450,16 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._come: deque[asyncio.Future[None]] = deque()
-        real = ServerLine.ask
+        real = Link.ask
 
-        async def held(line: ServerLine, *call: Any) -> Any:
-            answer, released = await real(line, *call), asyncio.get_running_loop().create_future()
+        async def held(link: Link, *call: Any) -> Any:
+            answer, released = await real(link, *call), asyncio.get_running_loop().create_future()
             if call[5 + call[2] :][:1] in ((), (b"reset",)):  # the name of a command, after keys, time and requests
                 self._come.append(released)
                 await released
             return answer
 
-        monkeypatch.setattr(ServerLine, "ask", held)
+        monkeypatch.setattr(Link, "ask", held)
 
     def __len__(self) -> int:
         return len(self._come)
@@ -628,19 +628,19 @@ async def test_two_calls_are_under_way_on_a_connection_and_no_more(store: RedisS
     assert all(future.result().allowed for future in futures)
 
 
-async def test_a_line_is_renewed_when_what_is_under_way_is_answered(server: RedisServer) -> None:
+async def test_a_link_is_renewed_when_what_is_under_way_is_answered(server: RedisServer) -> None:
     async with store_at(server) as store:
-        line = store.parts.open_line()
-        await line.ask("PING")
+        link = store.parts.open_link()
+        await link.ask("PING")
         server.pause()
-        asked = asyncio.ensure_future(line.ask("PING"))
+        asked = asyncio.ensure_future(link.ask("PING"))
         await turns(5)
-        renewed = asyncio.ensure_future(line.renew())
+        renewed = asyncio.ensure_future(link.renew())
         await turns(5)
         server.resume()
         assert await asked == b"PONG"
         await renewed
-        await line.close()
+        await link.close()
 
 
 def test_an_event_loop_that_ends_with_a_request_in_the_queue_ends_quietly(server: RedisServer) -> None:

@@ -1,6 +1,6 @@
 """Batching of requests to Redis: one script call for all that ask in one iteration of an event loop.
 
-Each event loop has a batcher. It has a line to Redis, see `line`, and for each call that may be under way on it a task
+Each event loop has a batcher. It has a link to Redis, see `link`, and for each call that may be under way on it a task
 that sends what is queued, one call after another; when the queue is full, further requests fail. A request that is
 cancelled before it is sent is dropped; a hit that is admitted after its request was cancelled is refunded.
 
@@ -30,7 +30,7 @@ from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from ..shared import in_steps
 from .held import HeldAnswers, windows_of
-from .line import DEPTH, KeysApart, Line
+from .link import DEPTH, AnyLink, KeysApart
 from .poll import POLL_NS, Polled
 from .protocol import (
     CHANGED,
@@ -74,7 +74,7 @@ class Parts:
         script: The text of the script.
         held: What the process answers by itself.
         polled: The last poll: the bans of networks, and the state of the data.
-        open_line: Opens the line of an event loop.
+        open_link: Opens the link of an event loop.
         lease_us: How long the permits of a dead process stay taken.
         leases: Whether the store has leases.
         late_observers: Called for each answer that arrived after its request was cancelled.
@@ -86,7 +86,7 @@ class Parts:
     time: StoreTime
     held: HeldAnswers
     polled: Polled
-    open_line: Callable[[], Line]
+    open_link: Callable[[], AnyLink]
     lease_us: int
     leases: bool
     late_observers: list[Callable[[], None]] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Parts:
 
 
 class Batcher:
-    """The queued requests of one event loop, and the tasks that send them. Their line connects with the first command.
+    """The queued requests of one event loop, and the tasks that send them. Their link connects with the first command.
 
     Args:
         parts: The parts of the store.
@@ -119,8 +119,8 @@ class Batcher:
         self._idle: list[asyncio.Future[None]] = []
         self._wants_poll = False
         """Whether the next call polls, however short ago the last one did."""
-        line = parts.open_line()
-        self._tasks = [loop.create_task(self._send(line)) for _ in range(DEPTH)]
+        link = parts.open_link()
+        self._tasks = [loop.create_task(self._send(link)) for _ in range(DEPTH)]
 
     def add(self, request: AnyRequest) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
@@ -215,23 +215,23 @@ class Batcher:
                 self._is_waking = True
                 idle.set_result(None)
 
-    async def _send(self, line: Line) -> None:
-        """Send what is queued over a line, until the store is closed or the event loop ends."""
+    async def _send(self, link: AnyLink) -> None:
+        """Send what is queued over a link, until the store is closed or the event loop ends."""
         task = asyncio.current_task()
         assert task is not None
         try:
             while not task.cancelling():  # asyncio may lose the exception of a cancellation, see `wait_for` in 3.11
                 self._is_waking = False
                 if self._queue:
-                    await self._serve(line)
+                    await self._serve(link)
                     continue
                 idle = self.loop.create_future()
                 self._idle.append(idle)
                 await idle
         finally:
-            await line.close()
+            await link.close()
 
-    async def _serve(self, line: Line) -> None:
+    async def _serve(self, link: AnyLink) -> None:
         """Send the requests of a call, and give each its answer or an error."""
         is_migrating = monotonic() < self._migration_until_s
         most = self._most_in_call()
@@ -242,19 +242,19 @@ class Batcher:
             self._wake()
         try:
             if is_migrating or not self.parts.polled.life:
-                await self._poll_alone(line)
+                await self._poll_alone(link)
             if _have_permits(requests):
                 async with self._permits_lock:
-                    failed = await self._call(line, requests)
+                    failed = await self._call(link, requests)
             else:
-                failed = await self._call(line, requests)
+                failed = await self._call(link, requests)
         except BaseException as error:
             failed = self._handle_failure(requests, error, is_alone=is_migrating)
             if not isinstance(error, Exception):
                 raise
         if failed is not None and failed.concerns != "request":  # a new connection may lead to a healthy server
             self.parts.held.drop()  # and to one that has lost the last writes
-            await line.renew()
+            await link.renew()
 
     def _most_in_call(self) -> int:
         """Return how many of the waiting requests the next call takes at most."""
@@ -287,7 +287,7 @@ class Batcher:
             request.fail(failed)
         return failed
 
-    async def _poll_alone(self, line: Line) -> None:
+    async def _poll_alone(self, link: AnyLink) -> None:
         """Poll in a call of its own, if that is due.
 
         Raises:
@@ -295,7 +295,7 @@ class Batcher:
         """
         polled = self.parts.polled
         try:
-            failed = await self._call(line, ())
+            failed = await self._call(link, ())
         except KeysApart:
             if not polled.life:
                 raise
@@ -307,7 +307,7 @@ class Batcher:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    async def _call(self, line: Line, requests: Sequence[AnyRequest]) -> StoreError | None:
+    async def _call(self, link: AnyLink, requests: Sequence[AnyRequest]) -> StoreError | None:
         """Make one script call, in front of which a poll goes if it is due; return an error of one of its answers."""
         parts, sent_ns = self.parts, monotonic_ns()
         if self._wants_poll or sent_ns >= parts.polled.due_ns:
@@ -329,12 +329,12 @@ class Batcher:
         keys = names or [parts.packing.meta]
         arguments = len(keys), *keys, parts.time.for_script(), b"".join(packets), *args
         try:
-            reply = await line.ask("EVALSHA", self._script_name, *arguments)
+            reply = await link.ask("EVALSHA", self._script_name, *arguments)
         except ResponseError as error:
             # The server does not know the script, or does not permit EVALSHA.
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
-            reply = await line.ask("EVAL", parts.script, *arguments)
+            reply = await link.ask("EVAL", parts.script, *arguments)
         return self._deliver(sent, reply, sent_ns)
 
     def _pack(self, request: AnyRequest) -> Packed | None:

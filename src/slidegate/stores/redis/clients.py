@@ -72,6 +72,8 @@ _SHAPE: Final = re.compile(r"([^/?#@:]*:[^/?#@]*@)?([^/?#@]*)(/[^?#@]*)?(?:\?([^
 """An address without its scheme: user and password, hosts, path, options."""
 _OF_ITS_OWNER: Final = ("connection_pool", "event_dispatcher", "himport_", "maint_", "orig_", "oss_cluster_")
 """The start of settings that refer to the pool or the cluster from which they were read."""
+_OF_LINK: Final[Options] = {"socket_timeout": None}
+"""A `Link` bounds all that its connection does; redis-py would start a task to watch each write."""
 _CLUSTER_OPTIONS: Final = signature(RedisCluster.__init__).parameters.keys()
 
 
@@ -164,7 +166,7 @@ class OwnClients:
 
     def open_pool(self) -> ConnectionPool:
         """Return a pool of connections to the server of the user's client, or to the master that sentinels name."""
-        return self._followed(own_pool(self._client.connection_pool, self.timeout_s))
+        return self._followed(own_pool(self._client.connection_pool, self.timeout_s, **_OF_LINK))
 
     def open_cluster(self) -> RedisCluster:
         """Return a client for the user's cluster, which finds nodes; no command goes over it."""
@@ -180,7 +182,7 @@ class OwnClients:
 
     def open_node_pool(self, host: str, port: int) -> ConnectionPool:
         """Return a pool of connections to a node of the user's cluster."""
-        node = ClusterNode(host, port, **_settings(self._client.connection_kwargs, self.timeout_s))
+        node = ClusterNode(host, port, **_settings(self._client.connection_kwargs, self.timeout_s) | _OF_LINK)
         return self._followed(ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs))
 
     def _followed(self, pool: ConnectionPool) -> ConnectionPool:
@@ -198,9 +200,9 @@ class OwnClients:
         return pool
 
 
-def own_pool(other: Any, timeout_s: float) -> ConnectionPool:
-    """Return a pool with the settings of another one."""
-    settings = _settings(other.connection_kwargs, timeout_s) | {"connection_class": other.connection_class}
+def own_pool(other: Any, timeout_s: float, **more: Any) -> ConnectionPool:
+    """Return a pool with the settings of another one, and `more`."""
+    settings = _settings(other.connection_kwargs, timeout_s) | {"connection_class": other.connection_class} | more
     if isinstance(other, SentinelConnectionPool):
         sentinels = _Sentinels(other.sentinel_manager, timeout_s)
         return SentinelConnectionPool(other.service_name, sentinels, **settings)  # type: ignore[no-untyped-call]
@@ -227,12 +229,12 @@ class _Sentinels:
 
     Args:
         sentinel: The `Sentinel` of the user's client, which is not changed.
-        timeout_s: How long all sentinels may take, which are asked one after another: most of them may hang.
+        timeout_s: How long all sentinels and the server may take, one after another: most of them may hang.
     """
 
     def __init__(self, sentinel: Any, timeout_s: float) -> None:
         self._sentinel = copy(sentinel)
-        each_s = timeout_s / len(sentinel.sentinels)
+        each_s = timeout_s / (1 + len(sentinel.sentinels))  # the server needs some of it, too
         pools = [own_pool(one.connection_pool, each_s) for one in sentinel.sentinels]
         self._sentinel.sentinels = [Redis(connection_pool=pool) for pool in pools]
 

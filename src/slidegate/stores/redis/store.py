@@ -7,11 +7,11 @@ All keys of a store are in one slot of a cluster, so that a question is one scri
 on a cluster alike::
 
     store -> held
-          -> hits, bans -> batch -> protocol -> line -> Redis -> lua/
+          -> hits, bans -> batch -> protocol -> link -> Redis -> lua/
                ^                                       |
                +------------- held, poll <-------------+
 
-Each event loop has a `batch`, which packs requests as `protocol` says, and sends them over a `line`, a connection of
+Each event loop has a `batch`, which packs requests as `protocol` says, and sends them over a `link`, a connection of
 redis-py's; `clients` parses addresses and makes it. `held` and `poll` are what a worker remembers of the answers.
 """
 
@@ -44,7 +44,7 @@ from .batch import Batcher, Parts
 from .clients import Client, OwnClients, open_client
 from .held import HeldAnswers
 from .hits import ask
-from .line import open_line
+from .link import open_link
 from .poll import Polled
 from .protocol import CHARGE, CLOSED, END, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime, store_error
 from .requests import Question, concern_permits
@@ -67,8 +67,8 @@ class RedisStore(Store):
         prefix: The start of all keys in Redis, and their hash tag: a cluster keeps them on one node. Stores with
             different prefixes are independent.
         readable: Whether keys in Redis are readable; by default they are digests.
-        timeout: How long connecting, or one reply, may take before the connection is closed. The time limit of a
-            request is the limiter's `deadline`.
+        timeout: How long opening a connection, or one reply, may take before it is closed. The time limit of a request
+            is the limiter's `deadline`.
         permit_lease: How long the permits of a dead process stay taken, 1 s to 10 minutes. A process renews its permits
             three times in that time.
         max_bans: The most bans in force. Beyond that, automatic bans are not recorded.
@@ -118,7 +118,7 @@ class RedisStore(Store):
             time=time,
             held=held,
             polled=Polled(packing, time, held, self.observers.tell, begins=create),
-            open_line=partial(open_line, OwnClients(address, timeout_s), packing.meta, held.drop),
+            open_link=partial(open_link, OwnClients(address, timeout_s), packing.meta, held.drop),
             lease_us=permit_lease_us(permit_lease),
             leases=leases,
         )
@@ -247,9 +247,11 @@ class RedisStore(Store):
         """
         cursor, has_forgotten = b"0", False
         while True:
-            cursor, names = await self.batcher().command((), b"names", cursor, self.parts.packing.windows + b"*")
+            scan = b"names", cursor, self.parts.packing.windows + b"*"
+            found = self.batcher().command((), *scan, read=lambda answer, now_us: (answer[0], [*answer[1]]))
+            cursor, names = await found
             async for some in in_steps(names, RESET_AT_ONCE):
-                has_forgotten |= await self.batcher().command(some, b"reset") > 0
+                has_forgotten |= await self.batcher().command(some, b"reset", read=lambda answer, now_us: answer > 0)
             if cursor == b"0":
                 break
         self.parts.held.drop()

@@ -1,0 +1,230 @@
+"""The link of an event loop to Redis: calls go one behind another, and are answered in that order.
+
+A link is a connection of a pool. Two calls may be under way on it: the server decides one while this process reads the
+answers to the other. On a cluster redis-py finds the node with the keys of the store, and the link leads there.
+
+What has been written is never written again. So a connection that has rested, and may have ended meanwhile, is looked
+at before it is written to, and opened again if it has ended. Looking, connecting and the handshake have one deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final, TypeAlias
+
+from redis.asyncio import ConnectionPool
+from redis.exceptions import AskError, MovedError, RedisError, ResponseError, TryAgainError
+
+from ...core.errors import StoreUnavailable
+from .clients import OwnClients
+
+DEPTH: Final = 2
+"""How many calls are under way on a connection. A third one would wait behind two in the server."""
+IDLE_S: Final = 0.01
+CHECKED_S: Final = 1.0
+"""After so long a rest, or so long after it was last looked at, a connection is looked at."""
+MOST_NODES: Final = 3
+"""How many nodes of a cluster a call is sent to, until one has the slot."""
+
+
+class KeysApart(StoreUnavailable):
+    """Some keys of a call are on one node of a cluster and some on another: nothing was done."""
+
+
+class Link:
+    """A link to one server, or to the master that sentinels name.
+
+    Two fair locks set the order: who writes first reads first. Who has both knows that everything is answered, and may
+    open the connection, or close it for another one.
+
+    Args:
+        pool: The pool of its connection, which a connection of a sentinel's refers to weakly; None until it is known.
+        timeout_s: How long opening the connection, or an answer, may take: redis-py has no timeout of its own here.
+        reopened: Is called when another connection is open: it may lead to a server that lacks the last writes.
+
+    Attributes:
+        node: The node of a cluster where it leads, once that is known.
+    """
+
+    def __init__(self, pool: ConnectionPool | None, timeout_s: float, reopened: Callable[[], None]) -> None:
+        self.node: tuple[str, int] | None = None
+        self._pool: Any = pool
+        self._timeout_s = timeout_s
+        self._reopened = reopened
+        self._connection: Any = None
+        self._was_open = False
+        self._writing = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._used_s = self._checked_s = 0.0
+
+    async def ask(self, *command: bytes | int | str, asking: bool = False) -> Any:
+        """Send a command, and return its answer; answers come in the order of commands.
+
+        Args:
+            asking: Whether the slot of its keys is on its way to this node, which takes it behind ASKING alone.
+        """
+        try:
+            async with self._writing:
+                if self._is_due(monotonic()):
+                    async with self._reading:
+                        await self._open()
+                connection = self._connection
+                packed = connection.pack_command(*command)
+                if asking:  # in one piece: redis-py would open a connection again that ends between two
+                    packed = connection.pack_command("ASKING") + packed
+                async with asyncio.timeout(self._timeout_s):
+                    await connection.send_packed_command(packed)
+            async with self._reading:
+                async with asyncio.timeout(self._timeout_s):
+                    if asking:
+                        with suppress(ResponseError):  # the command is refused, too
+                            await connection.read_response()
+                    answer = await connection.read_response()
+                self._used_s = monotonic()
+                return answer
+        except ResponseError:  # an answer
+            raise
+        except BaseException:
+            await self.close(nowait=True)
+            raise
+
+    def _is_due(self, now_s: float) -> bool:
+        """Return whether the connection has to be opened, or may have ended. Under a call it does not rest."""
+        if self._connection is None or not self._connection.is_connected or now_s - self._checked_s > CHECKED_S:
+            return True
+        return now_s - self._used_s > IDLE_S and not self._reading.locked()
+
+    async def _open(self) -> None:
+        """Open the connection, unless it is open."""
+        if self._connection is None:
+            self._connection = self._pool.get_available_connection()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if not await self._is_open():
+                    await self._connection.connect()
+                    if self._was_open:
+                        self._reopened()
+        except BaseException:  # one that is half open would answer what was asked when it was opened
+            await self.close(nowait=True)
+            raise
+        self._was_open = True
+        self._checked_s = monotonic()
+
+    async def _is_open(self) -> bool:
+        """Return whether the connection is open, and takes a new token, if there is one; close it if it has ended."""
+        connection = self._connection
+        if not connection.is_connected:
+            return False
+        for _ in range(2):  # the event loop reads what has come: it may be the end of the connection
+            await asyncio.sleep(0)
+        with suppress(RedisError):  # it has ended
+            if await connection.read_response(timeout=0) is None:  # what else comes is for nobody
+                await connection.re_auth()
+                return True
+        await connection.disconnect(nowait=True)
+        return False
+
+    async def renew(self, pool: ConnectionPool | None = None) -> None:
+        """Close the connection when what is under way is answered; the next command opens another one.
+
+        Args:
+            pool: The pool of that one, if it leads elsewhere.
+        """
+        async with self._writing, self._reading:
+            await self.close(nowait=True)
+            if pool is not None:
+                self._pool, self._connection = pool, None
+
+    async def close(self, *, nowait: bool = False) -> None:
+        """Close the connection, which fails what is under way."""
+        if self._connection is not None:
+            with suppress(Exception):  # of a class of the user's
+                await self._connection.disconnect(nowait=nowait)
+
+
+class ClusterLink:
+    """A link to the node of a cluster that has the keys of the store, and one to the node to which they are on the way.
+
+    Args:
+        clients: Opens pools for nodes.
+        name: A name of a key, which all keys share a slot with.
+        reopened: See `Link`.
+    """
+
+    def __init__(self, clients: OwnClients, name: bytes, reopened: Callable[[], None]) -> None:
+        self._clients = clients
+        self._name = name.decode()
+        self._cluster: Any = clients.open_cluster()
+        self._home, self._ahead = [Link(None, clients.timeout_s, reopened) for _ in range(2)]
+        self._finding = asyncio.Lock()
+
+    async def ask(self, *command: bytes | int | str) -> Any:
+        """Send a command, and return its answer.
+
+        Raises:
+            KeysApart: The slot is on its way to another node, which has some of the keys.
+        """
+        try:
+            for _ in range(MOST_NODES):
+                if self._home.node is None:
+                    await self._find()
+                try:
+                    return await self._home.ask(*command)
+                except MovedError as moved:
+                    await self._lead(self._home, self._node_in(moved))
+                except AskError as there:
+                    await self._lead(self._ahead, self._node_in(there))
+                    return await self._ahead.ask(*command, asking=True)
+        except TryAgainError as error:
+            text = "redis: the keys of the call are on two nodes, because their slot is moving"
+            raise KeysApart(text, concerns="request") from error
+        raise StoreUnavailable("redis: no node of the cluster has the keys of the store, each names another one")
+
+    async def _find(self) -> None:
+        """Ask nodes which one has the slot, and lead there."""
+        async with self._finding:
+            if self._home.node is not None:
+                return
+            nodes = self._cluster.nodes_manager
+            asked = [*nodes.startup_nodes.values()]  # which initialize() replaces by what they know
+            try:
+                await nodes.initialize()
+            finally:
+                await asyncio.gather(*[node.disconnect() for node in asked], return_exceptions=True)
+            node = self._cluster.get_node_from_key(self._name)
+            await self._lead(self._home, (node.host, node.port))
+
+    def _node_in(self, redirected: AskError) -> tuple[str, int]:
+        """Return the node that another one names."""
+        node: tuple[str, int] = self._cluster.nodes_manager.remap_host_port(redirected.host, redirected.port)
+        return node
+
+    async def _lead(self, link: Link, node: tuple[str, int]) -> None:
+        """Let a link lead to a node when what is under way is answered, unless it does so already."""
+        if link.node != node:
+            link.node = node
+            await link.renew(self._clients.open_node_pool(*node))
+
+    async def renew(self) -> None:
+        """Close the connections when what is under way is answered; the next command finds the node again."""
+        self._home.node = None
+        await self._home.renew()
+        await self._ahead.renew()
+
+    async def close(self) -> None:
+        """Close the connections, which fails what is under way."""
+        await self._home.close()
+        await self._ahead.close()
+
+
+AnyLink: TypeAlias = Link | ClusterLink
+
+
+def open_link(clients: OwnClients, name: bytes, reopened: Callable[[], None]) -> AnyLink:
+    """Return a link, which connects with its first command; see `ClusterLink` for the arguments."""
+    if clients.is_cluster:
+        return ClusterLink(clients, name, reopened)
+    return Link(clients.open_pool(), clients.timeout_s, reopened)

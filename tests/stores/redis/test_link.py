@@ -1,0 +1,194 @@
+"""The link to Redis: whatever becomes of a connection, at whichever step, the next healthy one is used; two calls are
+under way, also at a distance; a slot that moves costs what it has to, and no storm of connections."""
+
+import asyncio
+import random
+import shutil
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import pytest
+from redis.asyncio import Redis
+
+from slidegate import Decision, StoreError
+from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.batch import MAX_IN_CALL
+from slidegate.stores.redis.link import DEPTH, IDLE_S, KeysApart
+
+from ...contract.store_contract import bucket
+from ...fault_proxy import Fate, FaultProxy
+from ...redis_servers import HOST, RedisCluster, RedisServer, Sentinel, make_certificate, needs_redis
+from .faults import Deployment, on_a_cluster, on_a_server
+from .stores import PLENTY_S, eventually, hit, store_at
+
+pytestmark = needs_redis
+
+TIMEOUT_S: Final = 0.25
+SLACK_S: Final = 3.0
+"""How much longer it may take on a busy machine; a hang takes for ever."""
+WIDE: Final = "1000000/hour"
+Way = Callable[[Path], AbstractAsyncContextManager[Deployment]]
+
+
+@asynccontextmanager
+async def with_login(_: Path) -> AsyncIterator[Deployment]:
+    """AUTH, CLIENT and SELECT come before the first question."""
+    async with on_a_server() as at:
+        at.server.command("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all")
+        yield Deployment(f"redis://ann:pw@{HOST}:{at.proxy.port}/1", at.servers, at.proxies)
+
+
+@asynccontextmanager
+async def with_hello(folder: Path) -> AsyncIterator[Deployment]:
+    """HELLO, with the login, comes before the first question."""
+    async with with_login(folder) as at:
+        client: Any = Redis(port=at.proxy.port, username="ann", password="pw", db=1, protocol=3, client_name="ours")
+        yield Deployment(client, at.servers, at.proxies)
+
+
+@asynccontextmanager
+async def behind_tls(folder: Path) -> AsyncIterator[Deployment]:
+    """The bytes are those of TLS, of its handshake too."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*make_certificate(folder))
+    with RedisServer() as server:
+        async with FaultProxy(server.port, tls=context) as inner, FaultProxy(inner.port) as proxy:
+            yield Deployment(f"rediss://{HOST}:{proxy.port}/0?ssl_cert_reqs=none", [server], [proxy])
+
+
+@asynccontextmanager
+async def behind_a_sentinel(_: Path) -> AsyncIterator[Deployment]:
+    """The proxy is before the sentinel; that one before the server is the sentinel's, too."""
+    async with on_a_server() as at:
+        with Sentinel(at.proxy) as sentinel:
+            sentinel.command("SENTINEL", "SET", sentinel.name, "down-after-milliseconds", 600_000)
+            async with FaultProxy(sentinel.port) as before:
+                url = f"redis+sentinel://{HOST}:{before.port}/{sentinel.name}"
+                yield Deployment(url, at.servers, [before])
+
+
+@asynccontextmanager
+async def at_a_cluster(_: Path) -> AsyncIterator[Deployment]:
+    async with on_a_cluster() as at:
+        yield at
+
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+WAYS = [
+    with_login,
+    *(pytest.param(way, marks=pytest.mark.all) for way in (with_hello, behind_a_sentinel, at_a_cluster)),
+    pytest.param(behind_tls, marks=[pytest.mark.all, needs_openssl]),
+]
+PINNED: list[Sequence[Fate]] = [
+    [(0, True)],  # accepted, and never answered: until November 2026 that was the end of Redis for an event loop
+    [(7, True)],  # in the midst of the handshake
+    [(20, False), (0, True)],
+    [(400, True)],  # in the midst of an answer
+]
+
+
+def draw(rng: random.Random) -> Sequence[Fate]:
+    """Return what becomes of the next connections: each step of their life may hang, be reset, or be answered half."""
+    return [
+        (rng.randrange(rng.choice((1, 30, 300, 5_000))), rng.random() < 0.5) for _ in range(rng.choice((1, 1, 2, 4)))
+    ]
+
+
+async def survive(store: RedisStore, at: Deployment, fates: Sequence[Fate]) -> float:
+    """Ask all the time while the next connections have such fates; return how long after the last one it was answered.
+
+    What is asked ends with an answer or an error of the store.
+    """
+    left, last_s, answered_s, asked = [*fates], monotonic(), 0.0, list[asyncio.Task[None]]()
+
+    def fate() -> Fate | None:
+        nonlocal last_s
+        last_s = monotonic() if left else last_s
+        return left.pop() if left else None
+
+    async def ask() -> None:
+        nonlocal answered_s
+        with suppress(StoreError):
+            assert await hit(store, f"user:{len(asked)}", WIDE)
+            answered_s = monotonic()
+
+    def drop() -> None:
+        for server in at.servers:
+            server.command("CLIENT", "KILL", "TYPE", "normal")
+        for proxy in at.proxies:
+            proxy.drop()
+
+    for proxy in at.proxies:
+        proxy.fate = fate
+    drop()
+    async with asyncio.timeout(len(fates) * TIMEOUT_S + PLENTY_S):
+        while left or answered_s < last_s:
+            if asked and asked[-1].done() and left and answered_s > last_s:
+                drop()  # a connection that lives has the next fate
+            asked.append(asyncio.create_task(ask()))
+            await asyncio.wait(asked[-1:], timeout=0.02)
+        await asyncio.gather(*asked)
+    for proxy in at.proxies:
+        proxy.fate = None
+    drop()
+    await asyncio.sleep(2 * IDLE_S)  # it is known that the last one has ended, too
+    return answered_s - last_s
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rounds", [2, pytest.param(60, marks=pytest.mark.deep)])
+async def test_whatever_becomes_of_a_connection_at_any_step_the_next_healthy_one_is_used(
+    way: Way, rounds: int, tmp_path: Path, rng: random.Random
+) -> None:
+    async with way(tmp_path) as at, store_at(at.url, timeout=timedelta(seconds=TIMEOUT_S)) as store:
+        for fates in (*PINNED, *(draw(rng) for _ in range(rounds))):
+            took_s = await survive(store, at, fates)
+            assert took_s < TIMEOUT_S + 1 + SLACK_S, fates
+        together = [hit(store, f"{number}", WIDE) for number in range((DEPTH + 1) * MAX_IN_CALL)]
+        async with asyncio.timeout(SLACK_S):
+            assert all(await asyncio.gather(*together))
+
+
+async def test_a_call_is_sent_while_another_one_waits_for_its_answer_however_long_ago_that_was_sent() -> None:
+    async with on_a_server() as at, store_at(at.url) as store:
+        link = store.parts.open_link()
+        assert await link.ask("PING") == b"PONG"
+        at.proxy.freeze()
+        first = asyncio.ensure_future(link.ask("ECHO", "first"))
+        await asyncio.sleep(2 * IDLE_S)
+        sent = at.proxy.requests
+        second = asyncio.ensure_future(link.ask("ECHO", "second"))
+        await eventually(lambda: at.proxy.requests > sent)
+        at.proxy.thaw()
+        assert await asyncio.gather(first, second) == [b"first", b"second"]
+        await link.close()
+
+
+async def test_keys_on_two_nodes_cost_no_connections_and_no_other_request(cluster: RedisCluster) -> None:
+    def connections() -> int:
+        return sum(server.info("stats")["total_connections_received"] for server in cluster.masters)
+
+    both = [(bucket(WIDE, "one"), "ann", 1), (bucket(WIDE, "two"), "bob", 1)]
+    async with store_at(cluster) as store:
+        slot = cluster.slot_of(store._prefix)
+        owner = cluster.owner(slot)
+        target = next(server for server in cluster.masters if server is not owner)
+        assert await store.hit(both)
+        with cluster.migrating(slot, target):
+            owner.command("MIGRATE", HOST, target.port, store.parts.packing.name_of("ann"), 0, 5_000)
+            before = connections()
+            for _ in range(20):
+                apart, *others = await asyncio.gather(
+                    store.hit(both), *(hit(store, key, WIDE) for key in ("ann", "bob")), return_exceptions=True
+                )
+                assert isinstance(apart, KeysApart)
+                assert all(isinstance(other, Decision) for other in others), others
+            assert connections() - before <= len(cluster.masters) * 2, "those of `connections`, and one for what moves"
+        assert await store.hit(both)
+        assert len(store.batcher()._tasks) == DEPTH
+        assert not any(task.done() for task in store.batcher()._tasks)
