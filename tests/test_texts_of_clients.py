@@ -19,11 +19,10 @@ from starlette.routing import Mount, Route
 from starlette.types import Message
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, path_param, strike
-from slidegate.core import parse_duration_us, parse_limits
+from slidegate.core import logs, parse_duration_us, parse_limits
 from slidegate.core.addresses import canonical_key, parse_network
 from slidegate.core.events import Event
 from slidegate.core.logs import MAX_CHARS, Throttle, escaped
-from slidegate.limiter import aio
 from slidegate.limiter.aio import in_background, to_the_end
 from slidegate.networks.lists import read_entries
 from slidegate.networks.mcp import mcp_tool
@@ -139,7 +138,7 @@ async def test_work_in_the_background_that_fails(
     async def work() -> None:
         raise Evil(RAISED)
 
-    monkeypatch.setattr(aio, "_throttle", Throttle())  # another test may just have had such a line
+    monkeypatch.setattr(logs, "_failures", Throttle())  # another test may just have had such a line
     tasks = [in_background(work()) for _ in range(3)]
     with pytest.raises(Evil):
         await to_the_end(work())

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from .core.errors import ConfigurationError
 from .core.events import Event, EventListener, Observers
-from .core.logs import logger
+from .core.logs import logger, net
 from .core.passwords import without_passwords
 
 CHECK_EVERY_S: Final = 1.0
@@ -139,12 +139,11 @@ class FollowedFile:
         if self._checking.setdefault(process, thread) is not thread:  # reading may take longer than the interval
             return
         try:
-            now = self._versions()
-            is_steady, self._last_versions = now == self._last_versions, now
-            if now != self.version and is_steady:
-                self._read_again(now[0])
-        except Exception:
-            logger.exception("reading %s again failed", self.path)
+            with net(f"reading {self.path} again failed", time.monotonic):
+                now = self._versions()
+                is_steady, self._last_versions = now == self._last_versions, now
+                if now != self.version and is_steady:
+                    self._read_again(now[0])
         finally:
             del self._checking[process]
 

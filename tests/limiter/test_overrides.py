@@ -183,7 +183,7 @@ class Changes(OnALoop):
         self.rows, self.patches, self.logged, self.is_odd = Rows(), pytest.MonkeyPatch(), list[str](), False
         for module in (refresh, workers):
             self.patches.setattr(module, "monotonic", lambda: self.rows.clock() / SECOND_US)
-        self.patches.setattr(refresh.logger, "error", lambda message, **more: self.logged.append(message))
+        self.patches.setattr(refresh, "log_failure", lambda text, *error: self.logged.append(text))
         self.stored = dict[str, Override]()
         self.present = dict[bytes, tuple[int, str | None, set[str]]]()
         self.workers, self.slow = [Worker(self.rows)], list[Any]()
@@ -532,7 +532,8 @@ async def test_an_error_in_applying_changes_is_logged_and_fails_no_request(
         await operator.override("api", "5/minute", "1h")
         monkeypatch.setattr(worker.engine.overrides, "_changed", err)
         assert (await worker.hit("k", "5/minute")).allowed
-        assert [record.getMessage() for record in caplog.records] == ["slidegate: changed limits cannot be read"]
+        (record,) = caplog.records
+        assert record.getMessage().startswith("slidegate: changed limits cannot be read: RuntimeError('a bug') (")
 
 
 @pytest.mark.parametrize(("workers", "limits"), [(64, 100), (64, 300), (2, 1_000)])

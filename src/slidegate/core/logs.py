@@ -8,7 +8,10 @@ code that logs such a text passes it through `escaped`. Tracebacks are Python's 
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Final
 
 from .passwords import without_addresses, without_passwords
@@ -87,3 +90,31 @@ class _PackageLogger(logging.LoggerAdapter[logging.Logger]):
 
 logger: Final = _PackageLogger(logging.getLogger("slidegate"))
 """The logger of the whole package."""
+
+
+_failures: Final = Throttle()
+
+
+def log_failure(text: str, error: Exception, now_s: float) -> None:
+    """Log what failed where nobody foresaw it, in one line, once a minute for each text and type of error.
+
+    A traceback would have to be searched for passwords, also in the values of other libraries.
+    """
+    left_out = _failures.left_out((text, type(error)), now_s)
+    if left_out is not None:
+        where = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in extract_tb(error.__traceback__, limit=-1)]
+        logger.error("%s: %s (%s)%s", text, escaped(safe_text(error)), *where or ["?"], left_out)
+
+
+@contextmanager
+def net(text: str, clock: Callable[[], float]) -> Iterator[None]:
+    """Log what ends a turn of a task that lives long, and raise nothing, so that the task goes on with the next.
+
+    Args:
+        text: What failed.
+        clock: Returns seconds.
+    """
+    try:
+        yield
+    except Exception as error:
+        log_failure(text, error, clock())

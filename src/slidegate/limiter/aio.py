@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import anyio
 
 from ..core.errors import ConfigurationError, StoreTimeout
-from ..core.logs import Throttle, escaped, logger, safe_text
+from ..core.logs import log_failure
 from ..core.store import COMMAND_DEADLINE_S
 from ..stores.shared import on_loop, running_loop
 
@@ -30,8 +30,6 @@ _running: Final[set[asyncio.Future[Any]]] = set()
 """The tasks started here: an event loop keeps only weak references to its tasks."""
 _is_alone: ContextVar[bool] = ContextVar("slidegate_is_alone", default=False)
 """Whether `run_at_once` runs this code."""
-_throttle: Final = Throttle()
-"""Limits the rate of lines about failed work that no caller awaits, by the type of the error."""
 
 
 class End(NamedTuple):
@@ -257,13 +255,10 @@ def _start_task(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
 
 
 def _log_failure(task: asyncio.Future[End]) -> None:
-    """Log the failure of some work, at most once a minute for each type of error: in an outage much of it fails."""
+    """Log the failure of some work: in an outage much of it fails."""
     # What is no `Exception`, such as KeyboardInterrupt, ends the loop, which reports it.
     if task.cancelled() or task.exception() is not None:
         return
     error = task.result().error
-    if error is None:
-        return
-    left_out = _throttle.left_out(type(error), monotonic())
-    if left_out is not None:
-        logger.error("work in the background failed: %s%s", escaped(safe_text(error)), left_out)
+    if error is not None:
+        log_failure("work in the background failed", error, monotonic())

@@ -26,7 +26,7 @@ from ..core.bans.ban import Ban, BanSubject
 from ..core.buckets import Check
 from ..core.decision import Decision
 from ..core.errors import StoreError
-from ..core.logs import Throttle, logger
+from ..core.logs import log_failure
 from ..core.reservation import Reservation
 from ..core.store import ReadRow, SharedRow
 from ..core.stored import json_of, readable
@@ -46,7 +46,6 @@ SHARE_OF_DEADLINE: Final = 0.2
 """The share of a question's deadline for each step of a refresh in a thread that refreshes before its question."""
 AT_ONCE: Final = 50
 """How many overrides are parsed in one step, at 20 us each."""
-_LOG_EVERY_S: Final = 600.0
 
 T = TypeVar("T")
 Running: TypeAlias = "asyncio.Future[End]"
@@ -97,7 +96,6 @@ class Refresher:
         # What runs now, on any event loop.
         self._reads: set[Running] = set()
         self._writes: set[Running] = set()
-        self._throttle = Throttle(_LOG_EVERY_S)
 
     @property
     def is_needed(self) -> bool:
@@ -275,8 +273,8 @@ class Refresher:
     def _failed(self, error: Exception, text: str = "changed limits cannot be read") -> None:
         """Go on as before: the store failed, which its own questions find, or something else is wrong, as `text`."""
         self._put_off()
-        if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
-            logger.error(text, exc_info=error)
+        if not isinstance(error, StoreError):
+            log_failure(text, error, monotonic())
 
 
 def _start_or_run(work: Coroutine[Any, Any, None], running: set[Running]) -> Running | None:

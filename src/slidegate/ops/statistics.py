@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 from .. import Limiter, everyone
 from ..core.arguments import check_whole
 from ..core.errors import StoreError
-from ..core.logs import Throttle, logger
+from ..core.logs import Throttle, logger, net
 from ..events import Event, Observer, Outcome, Passed
 from .recent_events import LoggedEvent, RecentEvents
 from .slices import CLIENTS, KEYS, Slices, encoded
@@ -150,14 +150,15 @@ class Statistics(Observer):
         self._writing.add_done_callback(_running.discard)
 
     async def _publish_or_retry(self) -> None:
-        try:
-            await self.publish()
-        except StoreError as error:
-            if self._limiter.store.closed:
-                return
-            self._write_soon()
-            if self._throttle.left_out(None, monotonic()) is not None:
-                logger.warning("statistics were not written and will be retried: %s", error)
+        with net("writing statistics failed, and goes on", monotonic):
+            try:
+                await self.publish()
+            except StoreError as error:
+                if self._limiter.store.closed:
+                    return
+                self._write_soon()
+                if self._throttle.left_out(None, monotonic()) is not None:
+                    logger.warning("statistics were not written and will be retried: %s", error)
 
     async def publish(self) -> int:
         """Write what this worker has counted since the last call; a timer does this every five seconds.

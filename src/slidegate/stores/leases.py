@@ -20,14 +20,18 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import Context
 from datetime import timedelta
 from inspect import isawaitable
 from itertools import islice, takewhile
+from time import monotonic
 from typing import Any, Final, TypeAlias
 
 from ..core.buckets import Bucket
 from ..core.decision import Decision
 from ..core.durations import parse_duration_us
+from ..core.errors import StoreError
+from ..core.logs import net
 from .forks import ForkHook
 from .shared import running_loop
 
@@ -185,7 +189,7 @@ class HeldPermits:
         loop: Any = running_loop()
         trio: Any = sys.modules.get("trio")
         if loop is not None and loop not in self._tasks:
-            self._tasks[loop] = loop.create_task(self._keep_renewing(loop, asyncio.sleep))
+            self._tasks[loop] = loop.create_task(self._keep_renewing(loop, asyncio.sleep), context=Context())
         elif loop is None and trio is not None:
             with suppress(RuntimeError):  # it does not run in this thread
                 loop = trio.lowlevel.current_trio_token()
@@ -195,10 +199,11 @@ class HeldPermits:
     async def _keep_renewing(self, loop: object, sleep: Callable[[float], Awaitable[object]]) -> None:
         try:
             while True:
-                await sleep(self.lease_us / RENEWALS / 1_000_000)
-                if not self.is_open or not self._rows:
-                    return
-                with suppress(Exception):  # `renew` reports its own failures
+                # That the store does not answer is reported by requests.
+                with net("renewing permits failed, and goes on", monotonic), suppress(StoreError):
+                    await sleep(self.lease_us / RENEWALS / 1_000_000)
+                    if not self.is_open or not self._rows:
+                        return
                     answer = self._renew()
                     if isawaitable(answer):
                         await answer

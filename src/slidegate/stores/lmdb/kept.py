@@ -38,7 +38,7 @@ from lmdb.verify import VerifyError, verify
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
-from ...core.logs import Throttle, logger
+from ...core.logs import Throttle, net
 from ...core.ring import read_head
 from ...core.store import COMMAND_DEADLINE_S
 from ...core.stored import json_of, readable
@@ -141,23 +141,22 @@ class Kept:
         while self._is_due:
             time.sleep(KEEP_EVERY_S)
             self._is_due = False  # what changes from now on may be too late for this copy
-            try:
-                self.keep(COMMAND_DEADLINE_S)
-            except Exception as error:  # it is tried again after the next change
-                self._tell_failure(error)
+            with net("copying what outlasts a reboot failed, and is tried again", time.monotonic):
+                self._keep_due()
         self._has_copier = False
         if self._is_due:  # by a change that found this thread, which had just looked
             self.keep_up()
 
-    def _tell_failure(self, error: Exception) -> None:
-        """Report a copy that has failed, once a minute."""
-        left_out = self._throttle.left_out(KEPT, time.monotonic())
-        if left_out is None or self.is_closed:
-            return
-        if isinstance(error, StoreUnavailable) and error.concerns == "request":
-            self.tell(Event("map_full", str(error)))
-        else:
-            logger.error("lmdb: nothing is copied to %s%s", self.path, left_out, exc_info=error)
+    def _keep_due(self) -> None:
+        try:
+            self.keep(COMMAND_DEADLINE_S)
+        except StoreUnavailable as error:
+            if self.is_closed:
+                return
+            if error.concerns != "request":
+                raise
+            if self._throttle.left_out(KEPT, time.monotonic()) is not None:
+                self.tell(Event("map_full", str(error)))
 
     def keep(self, deadline_s: float) -> None:
         """Copy what is not kept yet, and return when it is on the disk.

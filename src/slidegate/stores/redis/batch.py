@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha1
@@ -23,9 +24,10 @@ from struct import Struct
 from time import monotonic, monotonic_ns
 from typing import Any, Final, TypeAlias
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from ...core.errors import StoreError, StoreUnavailable
+from ...core.logs import log_failure, net
 from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from ..shared import in_steps
@@ -59,6 +61,7 @@ MAX_WAITING: Final = 10_000
 """The most requests of an event loop that may be queued for a slow server."""
 RENEWED_AT_ONCE: Final = 64
 """How many rows of permits are renewed at once, so that requests of clients are sent in between."""
+UNFORESEEN: Final = "sending to Redis failed, and goes on"
 MIGRATION_S: Final = 1.0
 """How long requests are sent one by one after a call has found the slot of the store in migration."""
 
@@ -120,7 +123,8 @@ class Batcher:
         self._wants_poll = False
         """Whether the next call polls, however short ago the last one did."""
         link = parts.open_link()
-        self._tasks = [loop.create_task(self._send(link)) for _ in range(DEPTH)]
+        # Without the variables of the request that happens to be the first.
+        self._tasks = [loop.create_task(self._send(link), context=Context()) for _ in range(DEPTH)]
 
     def add(self, request: AnyRequest) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
@@ -221,15 +225,22 @@ class Batcher:
         assert task is not None
         try:
             while not task.cancelling():  # asyncio may lose the exception of a cancellation, see `wait_for` in 3.11
-                self._is_waking = False
-                if self._queue:
-                    await self._serve(link)
-                    continue
-                idle = self.loop.create_future()
-                self._idle.append(idle)
-                await idle
+                with net(UNFORESEEN, monotonic):
+                    await asyncio.sleep(0)  # a turn that fails at once must not stop the event loop
+                    while not task.cancelling():
+                        self._is_waking = False
+                        await self._take_turn(link)
         finally:
             await link.close()
+
+    async def _take_turn(self, link: AnyLink) -> None:
+        """Send what a call takes of the queue, or wait until there is something."""
+        if self._queue:
+            await self._serve(link)
+            return
+        idle = self.loop.create_future()
+        self._idle.append(idle)
+        await idle
 
     async def _serve(self, link: AnyLink) -> None:
         """Send the requests of a call, and give each its answer or an error."""
@@ -283,6 +294,8 @@ class Batcher:
         failed: StoreError = StoreUnavailable(CLOSED)
         if isinstance(error, Exception) and not self.parts.is_closed:
             failed = store_error(error)
+            if not isinstance(error, (StoreError, RedisError, OSError)):
+                log_failure(UNFORESEEN, error, monotonic())
         for request in requests:
             request.fail(failed)
         return failed
