@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
@@ -124,7 +124,8 @@ class HeldPermits:
 
     def _restart(self) -> None:
         self.worker = os.urandom(WORKER_BYTES)
-        self._rows: OrderedDict[Row, HeldRow] = OrderedDict()  # those first that were renewed longest ago
+        # Those first that were renewed longest ago. Without the GIL, a copy of an `OrderedDict` may raise in `count`.
+        self._rows: dict[Row, HeldRow] = {}
         self._returned: deque[tuple[HeldRow, int]] = deque()
         self._tasks: dict[object, object] = {}
 
@@ -177,12 +178,12 @@ class HeldPermits:
         held_row = self._rows.get(row)
         if held_row is not None:
             held_row.due_us = now_us + self.lease_us // 2
-            self._rows.move_to_end(row)
+            self._rows[row] = self._rows.pop(row)
 
     def count(self) -> int:
         """Return how many permits the worker has."""
         units_held = sum([row.units for row in list(self._rows.values())])
-        return units_held - sum([units for _, units in list(self._returned)])
+        return units_held - sum([units for _, units in self._returned.copy()])
 
     def _begin_renewing(self) -> None:
         """Renew them from the event loop of this thread, of asyncio or trio, unless that is done already."""
