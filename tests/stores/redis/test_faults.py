@@ -692,7 +692,7 @@ async def test_the_address_of_a_sentinel_without_its_scheme_names_that(pair: Rep
 async def test_errors_and_messages_name_the_service(sentinels: list[Sentinel]) -> None:
     url = url_of(sentinels)
     async with store_at(url.replace("/mymaster", "/gaet")) as store:
-        with pytest.raises(StoreUnavailable, match="No master found for 'gaet'"):
+        with pytest.raises(StoreUnavailable, match="no sentinel leads to a master of 'gaet': they know none"):
             await store.reset("user:1")
     for sentinel in sentinels:
         sentinel.kill()

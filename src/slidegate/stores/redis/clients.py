@@ -22,9 +22,10 @@ timeouts are the store's, and nothing is ever sent twice, because a charge whose
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from copy import copy
+from functools import partial
 from inspect import signature
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
@@ -34,13 +35,13 @@ from redis.asyncio import ConnectionPool, Redis, RedisCluster, SSLConnection
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.credentials import StreamingCredentialProvider
 from redis.event import AfterPooledConnectionsInstantiationEvent, ClientType, EventDispatcher
 from redis.exceptions import RedisClusterException
 
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, StoreUnavailable
 from ..shared import clean_address, read_options
 
 Client: TypeAlias = "Redis | RedisCluster"
@@ -236,13 +237,32 @@ class _Sentinels:
         self._sentinel = copy(sentinel)
         each_s = timeout_s / (1 + len(sentinel.sentinels))  # the server needs some of it, too
         pools = [own_pool(one.connection_pool, each_s) for one in sentinel.sentinels]
-        self._sentinel.sentinels = [Redis(connection_pool=pool) for pool in pools]
+        sentinels: list[Any] = [Redis(connection_pool=pool) for pool in pools]
+        for one in sentinels:
+            one.sentinel_masters = partial(self._masters, one.sentinel_masters)
+        self._sentinel.sentinels = sentinels
 
     async def discover_master(self, service: str) -> tuple[str, int]:
-        """Return the address of the master; the sentinel that has said it is asked first the next time."""
+        """Return the address of the master; the sentinel that has said it is asked first the next time.
+
+        Raises:
+            StoreUnavailable: None has said it, as the last one tells. redis-py's error may have passwords.
+        """
+        self._failed = "they know none"
         try:
             master: tuple[str, int] = await self._sentinel.discover_master(service)
             return master
+        except MasterNotFoundError:
+            pass
         finally:
             for one in self._sentinel.sentinels:
                 await one.connection_pool.disconnect()
+        raise StoreUnavailable(f"redis: no sentinel leads to a master of {service!r}: {self._failed}")
+
+    async def _masters(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask a sentinel for its masters, and remember why it does not answer."""
+        try:
+            return await ask()
+        except Exception as error:
+            self._failed = str(error)
+            raise

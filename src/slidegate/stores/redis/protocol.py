@@ -19,6 +19,7 @@ from struct import Struct, pack
 from time import monotonic_ns
 from typing import Final, NamedTuple
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.bans.ban import Ban, BanSubject
@@ -294,8 +295,9 @@ _SIGNS: Final[dict[Concerns, tuple[str, ...]]] = {
 """What is in an error about another program's value, or a damaged one, at a key; and in those of a server that is full,
 a replica, cannot save, or lacks replicas.
 """
+_ARGUMENTS: Final = re.compile(", with args beginning with:.*", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"unknown command .(EVAL|EVALSHA|SELECT)\b.*", re.DOTALL)
-"""The error of a sentinel, which knows none of these commands. Behind it is a part of the script."""
+"""The error of a sentinel, which knows none of these commands."""
 _OF_SENTINEL: Final = (
     r"unknown command '\1'; if this is the address of a sentinel, write redis+sentinel://h1:26379,h2:26379/mymaster"
 )
@@ -313,11 +315,16 @@ def store_error(error: BaseException) -> StoreError:
     """Return an exception, of redis-py or of parsing an answer, as one that waiting tasks raise."""
     if isinstance(error, StoreError):
         return error
-    text = f"{type(error).__name__}: {error}"
+    # Arguments may be a password, of AUTH: a server quotes those of what it does not know, Python what has no encoding.
+    said = _ARGUMENTS.sub("", str(error))
+    if isinstance(error, UnicodeError):
+        said = "a text has no such encoding"
+    text = f"{type(error).__name__}: {said}"
     failed: StoreError = refusal(text)
     if isinstance(error, (TimeoutError, RedisTimeoutError)):
         failed = StoreTimeout(f"redis: {text}")
-    failed.__cause__ = error
+    if isinstance(error, RedisConnectionError):  # a traceback shows what others say
+        failed.__cause__ = error
     return failed
 
 
