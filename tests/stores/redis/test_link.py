@@ -2,9 +2,11 @@
 under way, also at a distance; a slot that moves costs what it has to, and no storm of connections."""
 
 import asyncio
+import gc
 import random
 import shutil
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import timedelta
@@ -15,7 +17,7 @@ from typing import Any, Final
 import pytest
 from redis.asyncio import Redis
 
-from slidegate import Decision, StoreError
+from slidegate import Decision, Limiter, StoreError
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.stores.redis.link import DEPTH, IDLE_S, KeysApart
@@ -192,3 +194,22 @@ async def test_keys_on_two_nodes_cost_no_connections_and_no_other_request(cluste
         assert await store.hit(both)
         assert len(store.batcher()._tasks) == DEPTH
         assert not any(task.done() for task in store.batcher()._tasks)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_a_limiter_that_is_forgotten_leaves_one_line(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    complaints = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    limiter = Limiter.from_url(server.url)
+    await limiter.hit("ann", WIDE)
+    gone = weakref.ref(limiter.store)
+    del limiter
+    await eventually(lambda: gc.collect() >= 0 and gone() is None)
+    await asyncio.sleep(0.01)
+    assert complaints == []
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "slidegate: a limiter on Redis was forgotten while its event loop runs; close it: await limiter.close()"
+    )

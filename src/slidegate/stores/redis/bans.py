@@ -26,7 +26,8 @@ from ...core.store import COMMAND_DEADLINE_S, BanStore
 from ...core.stored import all_readable, json_of
 from ..ban_book import LOG_EVERY_US
 from ..shared import digest_of, in_steps
-from .batch import Batcher, Parts
+from .batch import Batcher
+from .parts import Parts
 from .protocol import END, PEEK, real_monotonic_us, window_field
 
 CHUNK: Final = 100

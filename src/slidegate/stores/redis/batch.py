@@ -14,25 +14,27 @@ limiter's circuit breaker decides when that is.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from contextvars import Context
-from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha1
 from struct import Struct
 from time import monotonic, monotonic_ns
 from typing import Any, Final, TypeAlias
 
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from ...core.errors import StoreError, StoreUnavailable
-from ...core.logs import log_failure, net
+from ...core.logs import logger, net
 from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from ..shared import in_steps
-from .held import HeldAnswers, windows_of
+from .held import windows_of
 from .link import DEPTH, AnyLink, KeysApart
+from .parts import Parts
 from .poll import POLL_NS, Polled
 from .protocol import (
     CHANGED,
@@ -40,8 +42,6 @@ from .protocol import (
     FAILED,
     PEEK,
     Packed,
-    Packing,
-    StoreTime,
     pack_command,
     pack_renewal,
     refusal,
@@ -61,39 +61,10 @@ MAX_WAITING: Final = 10_000
 """The most requests of an event loop that may be queued for a slow server."""
 RENEWED_AT_ONCE: Final = 64
 """How many rows of permits are renewed at once, so that requests of clients are sent in between."""
-UNFORESEEN: Final = "sending to Redis failed, and goes on"
 MIGRATION_S: Final = 1.0
 """How long requests are sent one by one after a call has found the slot of the store in migration."""
 
 AnyRequest: TypeAlias = Request | Polled
-
-
-@dataclass(slots=True, eq=False)
-class Parts:
-    """The parts of a store that its batchers and requests use. Nothing here refers to the store.
-
-    Attributes:
-        packing: Names keys, and packs requests.
-        script: The text of the script.
-        held: What the process answers by itself.
-        polled: The last poll: the bans of networks, and the state of the data.
-        open_link: Opens the link of an event loop.
-        lease_us: How long the permits of a dead process stay taken.
-        leases: Whether the store has leases.
-        late_observers: Called for each answer that arrived after its request was cancelled.
-        is_closed: Whether the store is closed.
-    """
-
-    packing: Packing
-    script: bytes
-    time: StoreTime
-    held: HeldAnswers
-    polled: Polled
-    open_link: Callable[[], AnyLink]
-    lease_us: int
-    leases: bool
-    late_observers: list[Callable[[], None]] = field(default_factory=list)
-    is_closed: bool = False
 
 
 class Batcher:
@@ -109,6 +80,7 @@ class Batcher:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, parts: Parts) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
         self.loop = loop
         self.parts = parts
         self.permits = HeldPermits(parts.lease_us, self.renew_permits)
@@ -125,6 +97,14 @@ class Batcher:
         link = parts.open_link()
         # Without the variables of the request that happens to be the first.
         self._tasks = [loop.create_task(self._send(link), context=Context()) for _ in range(DEPTH)]
+        for task in self._tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # `__del__` says it once
+
+    def __del__(self) -> None:
+        if self._tasks and self.loop.is_running() and not self.parts.is_closed and not sys.is_finalizing():
+            logger.warning(
+                "a limiter on Redis was forgotten while its event loop runs; close it: await limiter.close()"
+            )
 
     def add(self, request: AnyRequest) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
@@ -223,15 +203,14 @@ class Batcher:
         """Send what is queued over a link, until the store is closed or the event loop ends."""
         task = asyncio.current_task()
         assert task is not None
-        try:
+        with suppress(asyncio.CancelledError):
             while not task.cancelling():  # asyncio may lose the exception of a cancellation, see `wait_for` in 3.11
-                with net(UNFORESEEN, monotonic):
+                with net("sending to Redis failed, and goes on", monotonic):
                     await asyncio.sleep(0)  # a turn that fails at once must not stop the event loop
                     while not task.cancelling():
                         self._is_waking = False
                         await self._take_turn(link)
-        finally:
-            await link.close()
+        await link.close()
 
     async def _take_turn(self, link: AnyLink) -> None:
         """Send what a call takes of the queue, or wait until there is something."""
@@ -294,8 +273,6 @@ class Batcher:
         failed: StoreError = StoreUnavailable(CLOSED)
         if isinstance(error, Exception) and not self.parts.is_closed:
             failed = store_error(error)
-            if not isinstance(error, (StoreError, RedisError, OSError)):
-                log_failure(UNFORESEEN, error, monotonic())
         for request in requests:
             request.fail(failed)
         return failed

@@ -40,11 +40,12 @@ from ...core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedR
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, in_steps, name_digest, running_loop
 from .bans import RedisBans
-from .batch import Batcher, Parts
+from .batch import Batcher
 from .clients import Client, OwnClients, open_client
 from .held import HeldAnswers
 from .hits import ask
 from .link import open_link
+from .parts import Parts
 from .poll import Polled
 from .protocol import CHARGE, CLOSED, END, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime, store_error
 from .requests import Question, concern_permits
