@@ -18,8 +18,9 @@ import pytest
 from redis.asyncio import Redis
 
 from slidegate import Decision, Limiter, StoreError
+from slidegate.core import StoreUnavailable
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.batch import MAX_IN_CALL
+from slidegate.stores.redis.batch import MAX_IN_CALL, RENEW_EVERY_S
 from slidegate.stores.redis.link import DEPTH, IDLE_S, KeysApart
 
 from ...contract.store_contract import bucket
@@ -194,6 +195,19 @@ async def test_keys_on_two_nodes_cost_no_connections_and_no_other_request(cluste
         assert await store.hit(both)
         assert len(store.batcher()._tasks) == DEPTH
         assert not any(task.done() for task in store.batcher()._tasks)
+
+
+async def test_a_full_server_costs_four_connections_a_second_at_most() -> None:
+    with RedisServer() as server:
+        async with store_at(server) as store:
+            assert await hit(store)
+            server.command("CONFIG", "SET", "maxmemory", 1)
+            before, begun_s = server.info("stats")["total_connections_received"], monotonic()
+            for number in range(100):
+                with pytest.raises(StoreUnavailable, match="OOM"):
+                    await hit(store, f"user:{number}")
+            opened = server.info("stats")["total_connections_received"] - before - 1  # that which asks for the number
+            assert 1 <= opened <= 1 + (monotonic() - begun_s) / RENEW_EVERY_S
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -61,6 +61,8 @@ MAX_WAITING: Final = 10_000
 """The most requests of an event loop that may be queued for a slow server."""
 RENEWED_AT_ONCE: Final = 64
 """How many rows of permits are renewed at once, so that requests of clients are sent in between."""
+RENEW_EVERY_S: Final = 0.25
+"""How often a link is renewed, at most: a full server answers an error to each call."""
 MIGRATION_S: Final = 1.0
 """How long requests are sent one by one after a call has found the slot of the store in migration."""
 
@@ -92,6 +94,8 @@ class Batcher:
         self._migration_until_s = 0.0
         """Until when a call has the keys of one request, because their slot migrates to another node of the cluster."""
         self._idle: list[asyncio.Future[None]] = []
+        self._renewed_s = 0.0
+        """When the link was last renewed."""
         self._wants_poll = False
         """Whether the next call polls, however short ago the last one did."""
         link = parts.open_link()
@@ -242,8 +246,12 @@ class Batcher:
             failed = self._handle_failure(requests, error, is_alone=is_migrating)
             if not isinstance(error, Exception):
                 raise
-        if failed is not None and failed.concerns != "request":  # a new connection may lead to a healthy server
-            self.parts.held.drop()  # and to one that has lost the last writes
+        if failed is None or failed.concerns == "request":
+            return
+        self.parts.held.drop()
+        now_s = monotonic()
+        if now_s - self._renewed_s >= RENEW_EVERY_S:  # a new connection may lead to a healthy server
+            self._renewed_s = now_s
             await link.renew()
 
     def _most_in_call(self) -> int:
