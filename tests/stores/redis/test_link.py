@@ -21,7 +21,8 @@ from slidegate import Decision, Limiter, StoreError
 from slidegate.core import StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, RENEW_EVERY_S
-from slidegate.stores.redis.link import DEPTH, IDLE_S, KeysApart
+from slidegate.stores.redis.clients import OwnClients
+from slidegate.stores.redis.link import DEPTH, IDLE_S, KeysApart, Link
 
 from ...contract.store_contract import bucket
 from ...fault_proxy import Fate, FaultProxy
@@ -170,6 +171,18 @@ async def test_a_call_is_sent_while_another_one_waits_for_its_answer_however_lon
         at.proxy.thaw()
         assert await asyncio.gather(first, second) == [b"first", b"second"]
         await link.close()
+
+
+async def test_what_is_held_ends_where_a_link_leads_elsewhere(server: RedisServer) -> None:
+    """The other server may lack the last writes; a first connection ends nothing, because other threads have theirs."""
+    reopened, clients = list[bool](), OwnClients(Redis(port=server.port), PLENTY_S)
+    link = Link(clients.open_pool(), PLENTY_S, lambda: reopened.append(True))
+    assert await link.ask("PING") == b"PONG"
+    assert reopened == []
+    await link.renew(clients.open_pool())
+    assert await link.ask("PING") == b"PONG"
+    assert reopened == [True]
+    await link.close()
 
 
 async def test_keys_on_two_nodes_cost_no_connections_and_no_other_request(cluster: RedisCluster) -> None:
