@@ -630,7 +630,8 @@ def in_a_mood(name: str) -> Any:
     return Mock(side_effect=error) if name == "__init__" else method
 
 
-MOODS: Final = "__init__", "connect", "on_connect_check_health", "send_packed_command", "read_response", "disconnect"
+GREETS: Final = "on_connect_check_health" if hasattr(Connection, "on_connect_check_health") else "on_connect"
+MOODS: Final = "__init__", "connect", GREETS, "send_packed_command", "read_response", "disconnect"
 
 
 @pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")
