@@ -7,9 +7,8 @@ their attributes.
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
@@ -19,8 +18,6 @@ from typing import Any, Final
 from starlette._utils import get_route_path
 from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount, compile_path
 from starlette.types import Scope
-
-from ..core.memo import remember
 
 UNROUTED: Final = "(no route)"
 """The label of requests that match no route."""
@@ -138,13 +135,15 @@ class MountedRoute:
             kind = text_of_methods(self.methods or "*")
         return PARAM_REGEX.sub(r"{\1}", f"{kind} {self.path}")
 
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return compile_path(self.path)[0]
-
     def is_at(self, path: str) -> bool:
         """Return whether requests with a path reach it, unless another route takes them."""
-        return path.startswith(self.path.partition("{")[0]) and self._pattern.match(path) is not None
+        with suppress(ValueError):  # a mount and a route have parameters of one name
+            return path.startswith(self.path.partition("{")[0]) and self._match(path) is not None
+        return False
+
+    @cached_property
+    def _match(self) -> Callable[[str], object]:
+        return compile_path(self.path)[0].match
 
 
 def text_of_methods(methods: Iterable[str]) -> str:
@@ -278,44 +277,41 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
 
 
 class RouteLabels:
-    """Names the routes that have answered requests, for outcomes and events; by a table of the routes of a router."""
+    """Names the routes that have answered requests, for outcomes and events; by a table of the routes of a router.
+
+    Attributes:
+        known: The labels of endpoints at one route, and of those at none, by identity, as they may have no hash.
+    """
 
     def __init__(self) -> None:
         self._router: object = None
         self._table: dict[int, list[MountedRoute]] = {}
-        """By the identity of an endpoint, which may have no hash."""
-        self._known: dict[int, tuple[str, object, object]] = {}
-        """The labels of endpoints at one route, also by identity; with the endpoint and its router. One that gets
-        another route after its first request keeps its label."""
+        self.known: dict[int, str] = {}
 
     def read(self, app: object) -> None:
         """Read the routes of an application or a router; thousands take a few milliseconds."""
-        table: dict[int, list[MountedRoute]] = {}
+        table = {endpoint: routes for endpoint, routes in self._table.items() if not routes}
         for route in mounted_routes(app):
             table.setdefault(id(route.endpoint), []).append(route)
-        self._router, self._table = router_of(app), table
+        self._router, self._table, self.known = router_of(app), table, {}
 
     def of(self, scope: Scope) -> Sequence[MountedRoute]:
         """Return the routes of a request's endpoint; none if it is unknown."""
-        endpoint, router = id(scope.get("endpoint")), scope.get("router")
+        router, endpoint = scope.get("router"), id(scope.get("endpoint"))
         if self._router is not router or endpoint not in self._table:  # that of a route which was added since
             self.read(router)
-        return self._table.get(endpoint, ())
+        return self._table.setdefault(endpoint, [])  # one that is no route's is looked for once
 
     def label(self, scope: Scope) -> str:
         """Return the display name of the route that has answered a request; `UNROUTED` if it is unknown."""
-        endpoint, router = scope.get("endpoint"), scope.get("router")
-        memo = self._known.get(id(endpoint))
-        if memo is not None and memo[2] is router:
-            return memo[0]
+        routes = self.of(scope)
+        if len(routes) > 1:
+            return _answering(routes, scope).label
         label = UNROUTED
-        with suppress(Exception):  # of routes that are not the frameworks' own
-            routes = self.of(scope)
-            if len(routes) > 1:
-                return _answering(routes, scope).label
-            for route in routes:
-                label = route.label
-        return remember(self._known, id(endpoint), (label, endpoint, router))[0]
+        if routes:
+            label = routes[0].label
+        self.known[id(scope.get("endpoint"))] = label
+        return label
 
 
 def _answering(routes: Sequence[MountedRoute], scope: Scope) -> MountedRoute:
