@@ -48,7 +48,7 @@ class EndpointOptions(TypedDict, total=False):
 class EndpointRule(Rule):
     """A rule of an endpoint. It has no paths: the router provides the path parameters by which it counts."""
 
-    def _check_parts(self, key: Key, option: str) -> None:
+    def _check_key(self, key: object, option: str = "key") -> None:
         """Check that no part of a key reads proxies: the middleware has done that at its entrance."""
         for part in parts_of(key):
             if isinstance(part, ClientAddress) and part.trusted:

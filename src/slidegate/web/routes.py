@@ -260,19 +260,12 @@ def _reach(app: object, scope: Scope) -> MountedRoute | None:
 def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     """Return the first route that matches a request, else one for other methods, and its additions to the scope."""
     best: tuple[Any, Scope] = (None, {})
-    for route in routes:
+    for route in _expanded(routes):
         match, child = route.matches(scope)
-        if match is Match.NONE:
-            continue
-        if match is Match.PARTIAL and best[0] is not None:
-            continue
-        inner = (route, child)
-        if "endpoint" not in child:  # a router included by FastAPI
-            candidate, child = _first(route.effective_candidates(), scope)
-            inner = (getattr(candidate, "starlette_route", None) or candidate, child)
         if match is Match.FULL:
-            return inner
-        best = inner
+            return route, child
+        if match is Match.PARTIAL and best[0] is None:
+            best = (route, child)
     return best
 
 

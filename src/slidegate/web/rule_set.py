@@ -48,7 +48,7 @@ def all_rules(
             'give limits="100/minute", which is Rule("*", ...), or rules=[...], not both', "limits"
         )
     if limits is not None:
-        return [Rule("*", limits, key=key)]
+        rules = [Rule("*", limits)]
     rules = list(rules or ())
     by_identity: dict[str, Rule] = {}
     for rule in rules:
@@ -59,8 +59,6 @@ def all_rules(
             advice = 'give one of them another name, for example name="burst", or write one rule with all their paths'
             raise ConfigurationError(f"{both} would share one bucket; {advice}", "rules")
         by_identity[rule.identity] = rule
-    if key is None:
-        return rules
     return [rule.keyed(key) for rule in rules]
 
 

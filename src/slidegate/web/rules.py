@@ -191,7 +191,8 @@ class Rule:
             self.cost_function, cost = cost, cost_max or 1
         self.limits: tuple[AnyLimit, ...] = _if_set(parse_limits, limits) or ()
         self.concurrency = _if_set(Concurrency, concurrency)
-        self.key = self._checked_key(key)
+        self.key = key
+        self._check_key(key)
         self.cost = check_cost(cost)
         self.unit = _if_set(check_name, unit, "unit")
         self.count_if = count_if
@@ -201,7 +202,8 @@ class Rule:
         self.on_error = on_error
         self.wait_us = _if_set(parse_duration_us, wait, "wait") or 0
         self.wait_max = check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
-        self.fair = self._checked_key(fair, "fair")
+        self.fair = fair
+        self._check_key(fair, "fair")
         self.name = _if_set(check_name, name, "name")
         self.label = self.name or label_of(sorted(self.paths), self.methods or ())
 
@@ -215,12 +217,13 @@ class Rule:
             words.append(self.action)
         return f"<Rule {' '.join(words)}>"
 
-    def keyed(self, key: Key | KeyFunction) -> Rule:
+    def keyed(self, key: Key | KeyFunction | None) -> Rule:
         """Return the rule with a key, if it counts and has none; else unchanged."""
-        if self.key is not None or not self.counts:
+        if key is None or self.key is not None or not self.counts:
             return self
         rule = copy(self)
-        rule.key = rule._checked_key(key)
+        rule.key = key
+        rule._check_key(key)
         return rule
 
     def may_match(self, scope_type: str, method: object) -> bool:
@@ -240,17 +243,10 @@ class Rule:
             return path.is_exactly(text)
         return path.takes(text) is not None
 
-    def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
-        if isinstance(key, Key):
-            self._check_parts(key, option)
-        return key
-
-    def _check_parts(self, key: Key, option: str) -> None:
+    def _check_key(self, key: object, option: str = "key") -> None:
         """Check that its paths have the parameters by which it counts."""
-        names_by_path: dict[str, Collection[str]] = {path.path: path.convertors for path in self.rule_paths}
-        if not names_by_path:
-            names_by_path = {"*": ()}
-        for path, names in names_by_path.items():
+        names_by_path = {path.path: path.convertors for path in self.rule_paths}
+        for path, names in (names_by_path or {"*": {}}).items():
             for name in path_parameters(key):
                 if name not in names:
                     problem = f"{quoted(path)} has no parameter {quoted(name)}{closest(name, names)}"
