@@ -59,7 +59,7 @@ SEAMS = {
     "slidegate.core.addresses": {"AddressRange", "network_of"},  # whether a key is an address or a network
     "slidegate.core.bans.policy": {"PRIVATE"},  # which addresses are within an operator's network
     "slidegate.core.memo": {"MANY", "MEMO_SIZE", "remember"},
-    "slidegate.web.broken": {"FailsAtStartup"},  # `slidegate check` shows the errors that such middlewares keep
+    "slidegate.web.start": {"FailsAtStartup"},  # `slidegate check` shows the errors that such middlewares keep
     # `slidegate simulate` shows which endpoints have limits that it leaves out.
     "slidegate.web.endpoints": {"rules_of_route"},
     "slidegate.web.routes": {"mounted_routes"},

@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .._watcher import FollowedFile
 from ..core.errors import ConfigurationError, quoted
 from ..core.options import checked_value
-from ..web.broken import FailsAtStartup, fail_startup, stack_of
 from ..web.middleware import FileOptions, RateLimitMiddleware
 from ..web.policy import Finding, Policy
+from ..web.start import FailsAtStartup, fail_startup, stack_of
 from .config import ConfigReader
 
 

@@ -13,12 +13,12 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from .._path_examples import filled, filled_for_both
-from ..web.broken import FailsAtStartup
 from ..web.endpoints import rules_of_route
 from ..web.middleware import RateLimitMiddleware
 from ..web.plan import Plan
 from ..web.routes import MountedRoute, attribute_of, layers, reach, root_of, routes_of
 from ..web.rules import Rule
+from ..web.start import FailsAtStartup
 
 
 class Layer(NamedTuple):

@@ -27,14 +27,13 @@ from ..core.memo import remember
 from .callbacks import begin_body
 from .clients import KEY
 from .decorators import LIMITS_MARK, decorated
-from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
 from .endpoint_rule import EndpointOptions, EndpointRule, check_options, full_text_of, rule_at, text_of
 from .keys import Key, path_parameters
 from .plan import Plan, RuleMatch, Traits
 from .policy import Finding, Policy
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
-from .rule_set import method_of
+from .rule_set import EXEMPT_MARK, method_of
 from .rules import Limits, LimitsFunction, Rule
 from .visit import Visit, active_visit_of, visit_of
 

@@ -27,7 +27,6 @@ from ..core.options import options_checked
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
-from .broken import FailsAtStartup, fail_startup, stack_of
 from .callbacks import request_in
 from .client_ip import ClientAddress
 from .effects import ReportOutcome
@@ -39,7 +38,7 @@ from .published import published_rules
 from .refusals import OnRefused
 from .routes import has_many_routes, visible_app
 from .rules import Limits, LimitsFunction, Rule
-from .start import compare_names
+from .start import FailsAtStartup, compare_names, fail_startup, stack_of
 from .visit import Visit
 from .waiting import discard_message
 from .websockets import MessageLimits
@@ -124,7 +123,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     Raises:
         ConfigurationError: An option is invalid; the message names what was expected. Within an application's
-            middleware stack the error is sent as ``lifespan.startup.failed`` instead, see `broken`.
+            middleware stack the error is sent as ``lifespan.startup.failed`` instead, see `start`.
     """
 
     file: Path | None = None

@@ -9,12 +9,12 @@ from ..core.buckets import Bucket
 from ..core.limits import Limit
 from ..limiter.workers import PublishedRule, fields_of, rules_of
 from .client_ip import ClientAddress
-from .default_limits import OF_ROUTE
 from .endpoint_rule import EndpointRule
 from .keys import Key, KeyFunction
 from .plan import BoundRule
 from .policy import Policy
 from .routes import text_of_methods
+from .rule_set import OF_ROUTE
 from .rules import Rule
 
 BAN: Final = "ban"

@@ -28,7 +28,7 @@ from ... import ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddle
 from ...core.logs import safe_text
 from ...events import Finding
 from ...limiter import all_callers
-from ...web.broken import FailsAtStartup
+from ...web.start import FailsAtStartup
 from .main import STORE_VARIABLE, ask, middleware_of, note, one_line, program, show, with_json
 
 CODES: Final = {
