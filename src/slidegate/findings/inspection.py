@@ -64,14 +64,15 @@ def of_routes(policy: Policy, app: object, routed_app: object) -> None:
         routed_app: The application behind it, or if its routes are hidden, the one that it belongs to; None if no
             application is known.
     """
+    report = policy.findings.report
     mounted = mounted_routes(routed_app)
-    policy.findings.report(settings.about_workers(policy.limiter))
-    policy.findings.report(routes.about_order(policy.rules, mounted))
+    report(settings.about_workers(policy.limiter))
+    report(routes.about_order(policy.rules, mounted))
     if routed_app is None:
         return
-    policy.findings.report(routes.about_layers(policy, app, routed_app))
-    policy.findings.report(routes.about_decorators(mounted))
-    policy.findings.report(routes.about_paths(policy.rules.given, routed_app, mounted))
+    report(routes.about_layers(policy, app, routed_app))
+    report(routes.about_decorators(mounted))
+    report(routes.about_paths(policy.rules.given, routed_app, mounted))
 
 
 def of_request(policy: Policy, scope: Scope, send: Send) -> Send:

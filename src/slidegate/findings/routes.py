@@ -7,6 +7,7 @@ all methods.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -24,8 +25,8 @@ from ..web.routes import (
     layers,
     routes_of,
 )
-from ..web.rule_set import RuleSet, is_ended, method_of
-from ..web.rules import Rule
+from ..web.rule_set import RuleSet, is_ended
+from ..web.rules import Rule, method_of
 
 _RESTS: Final = ("", "~", "~/~/~/~/~/~/~/~")
 """Examples of a parameter with slashes."""
@@ -146,10 +147,8 @@ def _examples_of_both(rule: Rule, path: RulePath, route: MountedRoute) -> list[s
 
 def _remedy(rule: Rule, path: str, routes: Sequence[MountedRoute]) -> str:
     """Return what to do about a path that no route meets. What it says to write meets a route of the rule's methods."""
-    for at in range(1, len(path) - 1):
-        tail = path[at:]
-        if tail[0] != "/" or tail[1] == "{":
-            continue
+    for segment in re.finditer("(?<=.)/[^{]", path):
+        tail = path[segment.start() :]
         taken = _taken_by(rule, RulePath(tail), routes)
         if taken and not any(_about_methods(rule, taken)):
             return f"rules have no root_path: write {tail!r}"
@@ -189,10 +188,10 @@ def about_layers(policy: Policy, app: object, routed_app: object) -> Iterator[Fi
 
 def _refuses(policy: Policy) -> bool:
     """Return whether a middleware refuses requests itself, beside limits at endpoints, which are within."""
-    if policy.default_rule is not None or policy.blocklist is not None:
+    if policy.default_rule is not None:  # its limits are published from the first request of a route on
         return True
     rows = [row for row in published_rules(policy) if not (row.shadow or row.at_endpoint)]
-    return any(row.action in ("limit", "block", "ban") for row in rows)
+    return any(row.action in ("limit", "block", "ban", "blocklist") for row in rows)
 
 
 def _is_cors(layer: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import wraps
 from inspect import Parameter, Signature
@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..limiter.engine import Engine
-from .routes import DEPTH, attribute_of, definition_of
+from .routes import definition_of, layers
 from .rules import Rule
 
 if sys.version_info >= (3, 14):
@@ -37,6 +37,7 @@ if sys.version_info >= (3, 14):  # a Python that evaluates them when they are re
     _AS_WRITTEN["annotation_format"] = Format.FORWARDREF
 _CONNECTION: Final = "slidegate_connection"
 """The parameter by which FastAPI gives the request to a decorated function."""
+_WRAPPED: Final = "__wrapped__"
 _limited: Final[WeakKeyDictionary[Any, ref[Any]]] = WeakKeyDictionary()
 """The functions that a limit was put around, and those within them, each with what has the limit."""
 
@@ -65,15 +66,11 @@ def decorated(check: RequestCheck, endpoint: Any, rule: Rule) -> Any:
     @wraps(endpoint)
     async def limited(*args: Any, **options: Any) -> Any:
         nonlocal is_warned
-        connection = options.get(_CONNECTION)
+        connections = [value for value in (*options.values(), *args) if isinstance(value, HTTPConnection)]
         if is_added:  # else it is a parameter of `endpoint`, which a decorator within has added
             options.pop(_CONNECTION, None)
-        if connection is None:
-            connection = next(
-                (value for value in (*args, *options.values()) if isinstance(value, HTTPConnection)), None
-            )
-        if connection is not None:
-            await check(connection, endpoint)
+        if connections:
+            await check(connections[0], endpoint)
         elif Engine.counting and not is_warned:
             is_warned = True
             logger.warning(_CALLED_DIRECTLY, quoted(inspect.unwrap(endpoint)))
@@ -86,7 +83,7 @@ def decorated(check: RequestCheck, endpoint: Any, rule: Rule) -> Any:
 
     vars(limited)["__signature__"] = signature
     vars(limited)[LIMITS_MARK] = (rule, *getattr(endpoint, LIMITS_MARK, ()))
-    for inner in (endpoint, *_wrapped_by(endpoint)):
+    for inner in layers(endpoint, _WRAPPED):
         with suppress(TypeError):  # what has no hash, or cannot be referenced weakly
             _limited[inner] = ref(limited)
     return limited
@@ -106,16 +103,7 @@ def has_lost_limit(endpoint: Any) -> bool:
     definition = definition_of(endpoint)
     if definition is None:
         return limited() is None
-    return any(inner is endpoint for inner in _wrapped_by(definition))
-
-
-def _wrapped_by(function: Any) -> Iterator[Any]:
-    """Yield the functions within a function, as far as its decorators say what they wrap."""
-    for _ in range(DEPTH):
-        function = attribute_of(function, "__wrapped__")
-        if function is None:
-            return
-        yield function
+    return definition is not endpoint and any(inner is endpoint for inner in layers(definition, _WRAPPED))
 
 
 def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import Parameter, Signature
 from typing import Any, Final, NoReturn, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 from weakref import ref
@@ -17,7 +17,7 @@ from weakref import ref
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
@@ -33,8 +33,8 @@ from .keys import Key, path_parameters
 from .plan import Plan, RuleMatch, Traits
 from .policy import Finding, Policy
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
-from .rule_set import EXEMPT_MARK, method_of
-from .rules import Limits, LimitsFunction, Rule
+from .rule_set import EXEMPT_MARK
+from .rules import Limits, LimitsFunction, Rule, method_of
 from .visit import Visit, active_visit_of, visit_of
 
 _MOST_ALIKE: Final = 256  # limits that are found by what they count, for requests that make limits for themselves
@@ -273,20 +273,12 @@ class RateLimit:
             # What has one name counts together, and so has the limits of the first.
             first = policy.rules.first_by_name[identity]
             rule.limits, rule.limits_function, rule.concurrency = first.limits, first.limits_function, first.concurrency
-        _log_missing_parameters(rule, scope)
+        names: Collection[str] = scope.get("path_params", ())
+        for name in path_parameters(rule.key, rule.fair):
+            if name not in names:  # no error: a router may have the limit, and one of its routes the parameter
+                text = "RateLimit of %s: its route has no parameter %r to count by%s"
+                logger.warning(text, rule.label, name, closest(name, names))
         return policy.rules.plan_of([RuleMatch(policy.rules.bind(rule, identity))], (), Traits(is_brief=True))
-
-
-def _log_missing_parameters(rule: Rule, scope: Scope) -> None:
-    """Log the path parameters by which a limit counts and which the route of a request does not have.
-
-    That is no error: a router may have the limit, and one of its routes the parameter.
-    """
-    names: Collection[str] = scope.get("path_params", ())
-    for name in path_parameters(rule.key, rule.fair):
-        if name not in names:
-            text = "RateLimit of %s: its route has no parameter %r to count by%s"
-            logger.warning(text, rule.label, name, closest(name, names))
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -313,15 +305,9 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
     visit = visit_of(request, "rate_limit_exceeded")
     if visit is None:
         raise error
-    decision = error.decision
     # The fields list no limits of functions and of outbound calls, which raise `RateLimitExceeded` as well.
     names_limits = isinstance(error, EndpointRefusal)
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        refusals: Refusals = visit.policy.refusals
-        await refusals.answer_at_endpoint(visit, decision, scope, receive, send, names_limits=names_limits)
-
-    return answer
+    return partial(visit.policy.refusals.answer_at_endpoint, visit, error.decision, names_limits=names_limits)
 
 
 # -- what the routes of an application show of them --------------------------------------------------------------------

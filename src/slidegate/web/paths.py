@@ -60,8 +60,6 @@ ANY_PATH: Final[Texts] = ()
 
 def normal(path: str) -> str:
     """Return the normal form of a path, with runs of slashes merged and single dots removed."""
-    if _ODD.search(path) is None:
-        return path
     return _SLASHES_AND_DOTS.sub("/", path)
 
 

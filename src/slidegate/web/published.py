@@ -34,6 +34,7 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     Args:
         policy: The policy of the middleware.
     """
+    about: dict[str, Any]
     rules = policy.rules
     yield PublishedRule(rule=CLIENT, action=CLIENT, middleware=policy.names.middleware, **_key_of(None, policy))
     for kind in ("allowlist", "blocklist"):
@@ -47,10 +48,13 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
             requests = bound.rule.label.removeprefix(OF_ROUTE)
             place = {"order": last, "requests": requests, "at_endpoint": isinstance(bound.rule, EndpointRule)}
             yield from _of_rule(bound, policy, place)
-    if policy.messages is not None:
-        yield from _of_messages(policy.messages, policy, last)
+    if policy.messages is not None:  # their limits have no names, as operators cannot change them
+        about = {"bucket": policy.messages.name, "requests": "messages on websockets", "order": last}
+        about |= {"rule": MESSAGES, "at_endpoint": True, "middleware": policy.names.middleware, **_key_of(None, policy)}
+        for limit in policy.messages.limits:
+            yield PublishedRule(**fields_of(limit), **about)
     for ban in policy.signals.ban_policies.values():
-        about: dict[str, Any] = {"rule": ban.name, "shadow": ban.shadow, "middleware": policy.names.middleware}
+        about = {"rule": ban.name, "shadow": ban.shadow, "middleware": policy.names.middleware}
         yield PublishedRule(action=BAN, **about, **_key_of(ban.key, policy))
 
 
@@ -83,21 +87,6 @@ def _may_be_leased(bucket: Bucket, policy: Policy) -> bool:
     if not policy.limiter.store.leases_units or bucket.is_permit or bucket.count_denied:
         return False
     return not any(isinstance(limit, Limit) and limit.exact for limit in bucket.limits)
-
-
-def _of_messages(bucket: Bucket, policy: Policy, order: int) -> Iterator[PublishedRule]:
-    """Yield the limits of messages on websockets, without names, as operators cannot change them."""
-    about: dict[str, Any] = {
-        "middleware": policy.names.middleware,
-        "rule": MESSAGES,
-        "requests": "messages on websockets",
-        "bucket": bucket.name,
-        "order": order,
-        "at_endpoint": True,
-        **_key_of(None, policy),
-    }
-    for limit in bucket.limits:
-        yield PublishedRule(**fields_of(limit), **about)
 
 
 def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:

@@ -42,15 +42,17 @@ def definition_of(function: Any) -> Any:
     return definition
 
 
-def layers(app: object) -> Iterator[object]:
-    """Yield an application and each one that it wraps, from the outside in."""
-    seen: set[int] = set()
+def layers(app: object, inner: str = "app") -> Iterator[object]:
+    """Yield an application and each one that it wraps, from the outside in.
+
+    Args:
+        inner: The attribute with the wrapped one; functions have ``__wrapped__``.
+    """
     for _ in range(DEPTH):
-        if app is None or id(app) in seen:
+        if app is None:
             return
-        seen.add(id(app))
         yield app
-        app = attribute_of(app, "app")
+        app = attribute_of(app, inner)
 
 
 def root_of(app: object) -> str:
@@ -213,11 +215,11 @@ def is_by_path(app: object) -> bool:
     `Host` and classes of routes that are not the frameworks' own may read other parts of a request.
     """
     try:
-        routes = [route for route, _, _ in walk(app)]
+        kinds = {type(route) for route, _, _ in walk(app)}
     except Exception:
         return False
-    packages = {attribute_of(type(route), "__module__", "").partition(".")[0] for route in routes}
-    return packages <= {"starlette", "fastapi"} and not any(isinstance(route, Host) for route in routes)
+    packages = {kind.__module__.partition(".")[0] for kind in kinds}
+    return packages <= {"starlette", "fastapi"} and Host not in kinds
 
 
 def reach(app: object, scope: Scope) -> MountedRoute | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from starlette.types import Scope
@@ -26,7 +26,7 @@ from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, Texts, is_ambiguous
 from .plan import BoundRule, Plan, RuleMatch, Signal, Traits
 from .routes import is_by_path, layers, reach, visible_app
-from .rules import Limits, LimitsFunction, Rule, label_of
+from .rules import Limits, LimitsFunction, Rule, label_of, method_of
 from .visit import Effect
 
 Honeypots: TypeAlias = Callable[[Texts], Sequence[Signal]]
@@ -126,10 +126,8 @@ class RuleSet:
         self.defaults: DefaultLimits | None = None
         if default_limits is not None:
             self.defaults = DefaultLimits(default_limits, key, app, names.unique("per-route:"), self.bind)
+        self.first_by_name: WeakValueDictionary[str, Rule] = WeakValueDictionary()
         self.in_order = self._bound_in_order(names)
-        self.first_by_name = WeakValueDictionary(
-            {bound.identity: bound.rule for bound in self.in_order if bound.rule.counts}
-        )
         self._anywhere = {index for index, bound in enumerate(self.in_order) if not bound.paths}
         self._index = PathIndex([(path, index) for index, bound in enumerate(self.in_order) for path in bound.paths])
         # One plan for all, if nothing about a request matters but whether it is a preflight.
@@ -243,6 +241,8 @@ class RuleSet:
             engine.expect_permits()
         bound = BoundRule(rule, identity, self._limiter, reader, taken)
         self._living[id(bound)] = bound
+        if rule.counts:
+            self.first_by_name.setdefault(identity, rule)
         engine.overrides.register(bound.named)
         return bound
 
@@ -364,13 +364,6 @@ class Names:
         """Return the name of limits without one, which is stable when a configuration file is reloaded."""
         self.unnamed.add(self._prefix + identity)
         return self._engine.owners.identity(self._prefix + identity, self._owner)
-
-
-def method_of(scope: Scope) -> Any:
-    """Return the method of a request; a handshake is a GET, even if its server names another, as NGINX Unit did."""
-    if scope["type"] == "websocket":
-        return "GET"
-    return scope.get("method", "GET")
 
 
 def is_ended(matches: Sequence[RuleMatch]) -> bool:

@@ -11,6 +11,8 @@ from copy import copy
 from datetime import timedelta
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+from starlette.types import Scope
+
 from ..core.arguments import check_name, check_whole
 from ..core.concurrency import Concurrency
 from ..core.durations import parse_duration_us
@@ -43,7 +45,7 @@ MAX_LABEL: Final = 64
 
 _METHOD: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*")
 """A token (RFC 9110, section 5.6.2) but for signs such as "*", which no method has and which would mean none."""
-_USUAL_NUMBERS: Final = {"cost": 1, "wait_max": DEFAULT_WAIT_MAX}
+_USUAL_NUMBERS: Final = {"cost": 1, "wait_max": DEFAULT_WAIT_MAX, "status": 403}
 """The defaults of numbers; those of the other options are None or False."""
 # The options of limits, and those of all rules that count.
 _OF_LIMITS: Final = ("cost", "unit", "count_if", "count_denied", "shadow")
@@ -170,7 +172,7 @@ class Rule:
         final: bool = False,
         shadow: bool = False,
         block: bool = False,
-        status: int | None = None,
+        status: int = 403,
     ) -> None:
         options = locals()  # as they were given
         self.paths, self.rule_paths = _parsed(path)
@@ -180,8 +182,6 @@ class Rule:
         _check_together({option for option, value in options.items() if _is_set(option, value)})
         self.exempts, self.blocks, self.is_shadow = exempt, block, shadow
         self.is_final = final or exempt or block
-        if status is None:
-            status = 403
         self.status = check_whole(status, 400, 599, "status", "for example 503")
         self.limits_function, self.cost_function = None, None
         if callable(limits):
@@ -290,6 +290,13 @@ class Rule:
         if self.is_shadow:
             return "shadow"
         return "limit"
+
+
+def method_of(scope: Scope) -> Any:
+    """Return the method of a request; a handshake is a GET, even if its server names another, as NGINX Unit did."""
+    if scope["type"] == "websocket":
+        return "GET"
+    return scope.get("method", "GET")
 
 
 def _parsed(path: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[RulePath, ...]]:
