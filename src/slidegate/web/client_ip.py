@@ -48,7 +48,6 @@ UNIX: Final = "unix"
 """The entry among trusted proxies that represents peers without an address."""
 
 MAX_HOPS: Final = 64
-_EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number of proxies, client_ip(trusted=1)'
 
 # More lenient than RFC 7239: many proxies omit the quotes around IPv6 addresses and ports.
 _PAIR = re.compile(r"""[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=([^\s;,"\\]+|"(?:[^"\\]|\\.)*")[ \t]*""", re.DOTALL)
@@ -182,7 +181,7 @@ def client_ip(
     if networks.covers_most():
         raise ConfigurationError(
             "these networks cover most addresses, so any client could forge its address; list your proxies, "
-            f"{_EXAMPLE}",
+            'for example client_ip(trusted=["10.0.0.0/8"]), or the number of proxies, client_ip(trusted=1)',
             "trusted",
         )
     check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from starlette.requests import HTTPConnection
 
-from ..core.buckets import Bucket, Check, windows_of
+from ..core.buckets import Check, windows_of
 from ..core.decision import Decision, Reason
 from ..core.events import Event
 from ..limiter.aio import answer_of
@@ -120,7 +120,10 @@ class Counting:
             return _Charges(unlimited=(key,))
         if rule.cost_function is not None:
             cost = await ask(rule, request, "cost", rule.cost_function, whole_cost, cost)
-            cost = _capped(cost, rule.cost_max, bucket)
+            if rule.cost_max is not None:
+                cost = min(cost, rule.cost_max)
+            if bucket is not None:  # an estimate above the amount of a limit would always be refused
+                cost = min([cost, *(limit.amount for limit in bucket.limits)])
         return _Charges([(charged, key, units) for charged, units in bound.charges_of(bucket, cost)])
 
     # -- conditions and shadow rules -----------------------------------------------------------------------------------
@@ -169,15 +172,6 @@ class Counting:
                 message = f"rule {label!r} would have refused {key}"
                 self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
                 self._engine.observers.report_exceeded(decision, self._engine.monotonic_us())
-
-
-def _capped(cost: int, cost_max: int | None, bucket: Bucket | None) -> int:
-    """Return an estimated cost that can pass: one above the amount of a limit would always be refused."""
-    if cost_max is not None:
-        cost = min(cost, cost_max)
-    if bucket is not None:
-        cost = min([cost, *(limit.amount for limit in bucket.limits)])
-    return cost
 
 
 def uncharged(earlier: Sequence[Check], checks: list[Check]) -> list[Check]:

@@ -50,7 +50,6 @@ _MAX_METHOD: Final = 64
 """The most characters of a method in an event; all registered methods are shorter."""
 _MAX_PATH: Final = 200
 """The most characters of a path in an event."""
-_HANDSHAKE: Final = "WEBSOCKET"
 POLICY_VIOLATION: Final = 1008
 """The close code of a connection whose client is banned or refused (RFC 6455, section 7.4.1)."""
 TRY_AGAIN_LATER: Final = 1013
@@ -259,7 +258,7 @@ class Refusals:
         status = CLOSED
         if takes_answer(scope):
             status = self.answer(refusal).status
-        method = escaped(str(scope.get("method", _HANDSHAKE)), _MAX_METHOD)
+        method = escaped(str(scope.get("method", "WEBSOCKET")), _MAX_METHOD)
         path = escaped(str(scope.get("path", "")), _MAX_PATH)
         details: dict[str, object] = {
             "key": key,
