@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from .._path_examples import filled, filled_for_both
 from ..core.errors import closest
-from ..web.decorators import has_lost_limit
+from ..web.endpoint_rule import has_lost_limit
 from ..web.paths import RulePath
 from ..web.policy import Finding, Policy
 from ..web.published import published_rules

@@ -1,27 +1,54 @@
-"""The rule of a limit at an endpoint: its options, and the names of limits that have none.
+"""What a limit at an endpoint is made of: its rule, names for those that have none, and the function that it makes.
 
-The names are those of their counts, which stay over restarts, and those for display.
+The names are those of their counts, which stay over restarts, and those for display. `@RateLimit` above a function is
+an endpoint that checks a request first, as frameworks inspect and call it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Iterator
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from datetime import timedelta
+from functools import wraps
+from inspect import Parameter, Signature
+from typing import Any, Final, TypeAlias, TypedDict
+from weakref import WeakKeyDictionary, ref
 
-from ..core.errors import ConfigurationError
-from ..core.options import misplaced_option
+from starlette._utils import is_async_callable
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
+
+from ..core.errors import ConfigurationError, quoted
+from ..core.logs import logger
+from ..limiter.engine import Engine
+from ..limiter.failover import OnError
 from .client_ip import ClientAddress
-from .keys import parts_of
-from .routes import definition_of, text_of_methods
+from .keys import Key, KeyFunction, parts_of
+from .routes import layers, text_of_methods
 from .rules import MAX_LABEL, Condition, CostFunction, CountIf, Limits, Rule, printable
 
-if TYPE_CHECKING:
-    from datetime import timedelta
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
 
-    from ..limiter.failover import OnError
-    from .keys import Key, KeyFunction
+RequestCheck: TypeAlias = Callable[[HTTPConnection, object], Awaitable[None]]
+
+LIMITS_MARK: Final = "__slidegate_limits__"
+"""The attribute with the rules of the limits around an endpoint, from the outside in; `functools.wraps` copies it."""
+_CALLED_DIRECTLY: Final = (
+    "RateLimit: %s was called without a request, so the call is not counted; a framework has to give it the Request"
+)
+_AS_WRITTEN: dict[str, Any] = {}
+"""How to read a signature whose annotations cannot be evaluated."""
+if sys.version_info >= (3, 14):  # a Python that evaluates them when they are read
+    _AS_WRITTEN["annotation_format"] = Format.FORWARDREF
+_CONNECTION: Final = "slidegate_connection"
+"""The parameter by which FastAPI gives the request to a decorated function."""
+_WRAPPED: Final = "__wrapped__"
+_limited: Final[WeakKeyDictionary[Any, ref[Any]]] = WeakKeyDictionary()
+"""The functions that a limit was put around, and those within them, each with what has the limit."""
 
 
 class EndpointOptions(TypedDict, total=False):
@@ -65,18 +92,6 @@ _IN_TEXT: Final = ("limits", "limits_function", "concurrency", "is_shadow", "lab
 _PLAIN: Final = EndpointRule("*", "1/second")
 
 
-def check_options(options: Collection[str]) -> None:
-    """Check the names of the options of a `RateLimit`: those of a `Rule` that it lacks would have no effect.
-
-    Raises:
-        ConfigurationError: It does not have one of them.
-    """
-    accepted = [*EndpointOptions.__annotations__, "limits"]
-    for option in options:
-        if option not in accepted:
-            raise ConfigurationError(f"RateLimit: {misplaced_option(option, accepted)}")
-
-
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
@@ -91,26 +106,20 @@ def rule_at(limit: Rule, function: Any, endpoint: Any, route: str) -> tuple[Rule
     rule = copy(limit)
     if rule.name is not None:
         return rule, rule.identity
-    rule.label = _label_at(function, endpoint, route)
-    where = dotted_name(function)
-    if not is_found_by_name(function):  # others may have this module and name, too: the route tells them apart
-        where = f"{where} {route}"
-    return rule, f"{where} {full_text_of(rule)}"
-
-
-def _label_at(function: Any, endpoint: Any, route: str) -> str:
-    """Return what a limit without a name is called: by its route, as clients read the name and need no module.
-
-    Equal names would be changed together by an operator: a method of a class, which shares its route with others, adds
-    its name, and of a path that is too long the end stays.
-    """
+    # Its name for display is that of its route, as clients read it and need no module. Equal names would be changed
+    # together by an operator: a method of a class, which shares its route with others, adds its name, and of a path
+    # that is too long the end stays.
     words = ["endpoint"]
     if route:
         words.append(route)
     core = inspect.unwrap(function)
     if not route or core is not inspect.unwrap(endpoint):
         words.append(_named(core).__qualname__.rpartition("<locals>.")[2])
-    return printable(" ".join(words))[-MAX_LABEL:]
+    rule.label = printable(" ".join(words))[-MAX_LABEL:]
+    where = dotted_name(function)
+    if not is_found_by_name(function):  # others may have this module and name, too: the route tells them apart
+        where = f"{where} {route}"
+    return rule, f"{where} {full_text_of(rule)}"
 
 
 def text_of(rule: Rule) -> str:
@@ -122,11 +131,7 @@ def text_of(rule: Rule) -> str:
 
 def full_text_of(rule: Rule) -> str:
     """Return as text all that decides which requests a limit counts, and how; its functions by their names."""
-    return rule.identity_of(" ".join([text_of(rule), *_options_of(rule)]))
-
-
-def _options_of(rule: Rule) -> Iterator[str]:
-    """Yield the options that decide which requests a limit counts, and how; none for one of limits alone."""
+    words = [text_of(rule)]
     for option, value in vars(rule).items():
         if option in _IN_TEXT or value == vars(_PLAIN)[option]:
             continue
@@ -134,7 +139,8 @@ def _options_of(rule: Rule) -> Iterator[str]:
             value = text_of_methods(map(str, value))
         elif callable(value):
             value = _place_of(value)
-        yield f"{option}={value}"
+        words.append(f"{option}={value}")
+    return rule.identity_of(" ".join(words))
 
 
 def _place_of(function: Any) -> str:
@@ -162,8 +168,98 @@ def is_found_by_name(function: Any) -> bool:
     return definition is not None and inspect.unwrap(definition) is core
 
 
+def definition_of(function: Any) -> Any:
+    """Return what the module and the name of a function or a class lead to by now; None if they lead nowhere."""
+    definition: Any = sys.modules.get(getattr(function, "__module__", ""))
+    for part in getattr(function, "__qualname__", "").split("."):
+        definition = getattr(definition, part, None)
+    return definition
+
+
 def _named(function: Any) -> Any:
     """Return what has the name of a function: itself, or the class of a partial or an instance."""
     if hasattr(function, "__qualname__"):
         return function
     return type(function)
+
+
+# -- decorators ------------------------------------------------------------------------------------------------------
+
+
+def decorated(check: RequestCheck, endpoint: Any, rule: Rule) -> Any:
+    """Return an endpoint that checks its request and then calls the function `endpoint`.
+
+    Args:
+        check: Charges a request; raises if that is refused.
+        endpoint: A function that is or will be the endpoint of a route.
+        rule: What the check charges.
+
+    Raises:
+        ConfigurationError: `endpoint` is a generator, whose response starts before it runs.
+    """
+    core = inspect.unwrap(endpoint)
+    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):  # FastAPI would call it around the limit
+        raise ConfigurationError(
+            f"RateLimit: {quoted(core)} is a generator, whose response starts before it runs; "
+            "write dependencies=[Depends(RateLimit(...))] at its route"
+        )
+    is_async = is_async_callable(endpoint)
+    signature, is_added = _signature(endpoint)
+    is_warned = False
+
+    @wraps(endpoint)
+    async def limited(*args: Any, **options: Any) -> Any:
+        nonlocal is_warned
+        connections = [value for value in (*options.values(), *args) if isinstance(value, HTTPConnection)]
+        if is_added:  # else it is a parameter of `endpoint`, which a decorator within has added
+            options.pop(_CONNECTION, None)
+        if connections:
+            await check(connections[0], endpoint)
+        elif Engine.counting and not is_warned:
+            is_warned = True
+            logger.warning(_CALLED_DIRECTLY, quoted(inspect.unwrap(endpoint)))
+        if is_async:
+            return await endpoint(*args, **options)
+        answer = await run_in_threadpool(endpoint, *args, **options)
+        if inspect.isawaitable(answer):
+            return await answer
+        return answer
+
+    vars(limited)["__signature__"] = signature
+    vars(limited)[LIMITS_MARK] = (rule, *getattr(endpoint, LIMITS_MARK, ()))
+    for inner in layers(endpoint, _WRAPPED):
+        with suppress(TypeError):  # what has no hash, or cannot be referenced weakly
+            _limited[inner] = ref(limited)
+    return limited
+
+
+def has_lost_limit(endpoint: Any) -> bool:
+    """Return whether an endpoint is a function whose limit was put around it after its route had taken it.
+
+    What is limited then is where its name leads to. Where it leads nowhere, as within functions, nothing is limited if
+    nothing has kept the function with the limit. A function may well be limited at one route alone.
+    """
+    limited = None
+    with suppress(TypeError):
+        limited = _limited.get(endpoint)
+    if limited is None:
+        return False
+    definition = definition_of(endpoint)
+    if definition is None:
+        return limited() is None
+    return definition is not endpoint and any(inner is endpoint for inner in layers(definition, _WRAPPED))
+
+
+def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, bool]:
+    """Return the signature for FastAPI, with one for the connection, and whether the endpoint has none itself."""
+    try:
+        signature = inspect.signature(endpoint, eval_str=True)
+    except Exception:  # an annotation for type checkers, which frameworks take as it is
+        signature = inspect.signature(endpoint, **_AS_WRITTEN)
+    parameters = list(signature.parameters.values())
+    is_added = all(parameter.annotation is not HTTPConnection for parameter in parameters)
+    if is_added:
+        # In front of `**options`, behind which no parameter may stand.
+        place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
+        parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
+    return signature.replace(parameters=parameters), is_added

@@ -24,11 +24,11 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
+from ..core.options import misplaced_option
 from .callbacks import begin_body
 from .clients import KEY
-from .decorators import LIMITS_MARK, decorated
 from .effects import ReportRefusal
-from .endpoint_rule import EndpointOptions, EndpointRule, check_options, full_text_of, rule_at, text_of
+from .endpoint_rule import LIMITS_MARK, EndpointOptions, EndpointRule, decorated, full_text_of, rule_at, text_of
 from .keys import Key, path_parameters
 from .plan import Plan, RuleMatch, Traits
 from .policy import Finding, Policy
@@ -125,7 +125,10 @@ class RateLimit:
             if limits is not None:
                 raise ConfigurationError(f"is given twice; write RateLimit({quoted(written)})", "limits")
             limits = written
-        check_options(options)
+        accepted = [*EndpointOptions.__annotations__, "limits"]
+        for option in options:
+            if option not in accepted:  # one of a `Rule`, which would have no effect
+                raise ConfigurationError(f"RateLimit: {misplaced_option(option, accepted)}")
         self.rule = EndpointRule("*", limits, **options)
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
         # FastAPI would not await its result, and no request would ever be limited. It is not bound, because then the
@@ -264,7 +267,7 @@ class RateLimit:
 
     def _new_plan(self, policy: Policy, scope: Scope, function: Any) -> Plan:
         """Return the plan of the requests to an endpoint."""
-        label = min([route.label for route in policy.routes.of(scope)], default="")  # as other workers choose
+        label = min([route.label for route in policy.routes.routes_for(scope)], default="")  # as other workers choose
         rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label)
         rule.where = f"RateLimit at {label or 'another endpoint'}"
         problem = policy.rules.other_limits(rule, identity)

@@ -79,8 +79,6 @@ class RulePath:
         ConfigurationError: It is not a path in Starlette's syntax, or no request can have it.
     """
 
-    __slots__ = ("_exact", "convertors", "path", "takes")
-
     def __init__(self, path: str, option: str = "path", *, is_trap: bool = False) -> None:
         self.path = _reachable(path, option)
         try:

@@ -7,7 +7,6 @@ their attributes.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -32,14 +31,6 @@ def attribute_of(thing: object, name: str, default: Any = None) -> Any:
         return getattr(thing, name, default)
     except Exception:
         return default
-
-
-def definition_of(function: Any) -> Any:
-    """Return what the module and the name of a function or a class lead to by now; None if they lead nowhere."""
-    definition: Any = sys.modules.get(getattr(function, "__module__", ""))
-    for part in getattr(function, "__qualname__", "").split("."):
-        definition = getattr(definition, part, None)
-    return definition
 
 
 def layers(app: object, inner: str = "app") -> Iterator[object]:
@@ -290,7 +281,7 @@ class RouteLabels:
             table.setdefault(id(route.endpoint), []).append(route)
         self._router, self._table, self.known = router_of(app), table, {}
 
-    def of(self, scope: Scope) -> Sequence[MountedRoute]:
+    def routes_for(self, scope: Scope) -> Sequence[MountedRoute]:
         """Return the routes of a request's endpoint; none if it is unknown."""
         router, endpoint = scope.get("router"), id(scope.get("endpoint"))
         if self._router is not router or endpoint not in self._table:  # that of a route which was added since
@@ -299,7 +290,7 @@ class RouteLabels:
 
     def label(self, scope: Scope) -> str:
         """Return the display name of the route that has answered a request; `UNROUTED` if it is unknown."""
-        routes = self.of(scope)
+        routes = self.routes_for(scope)
         if len(routes) > 1:
             return _answering(routes, scope).label
         label = UNROUTED

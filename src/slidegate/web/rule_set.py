@@ -34,7 +34,6 @@ Honeypots: TypeAlias = Callable[[Texts], Sequence[Signal]]
 
 EXEMPT_MARK: Final = "__slidegate_exempt__"
 """The attribute that marks an endpoint as exempt; `functools.wraps` copies it to a wrapper."""
-NO_ROUTE: Final = "*"
 OF_ROUTE: Final = "per-route "
 """What the labels of these limits begin with."""
 _A_PREFLIGHT: Final = "a preflight"
@@ -320,7 +319,7 @@ class DefaultLimits:
             bound = [self.at_route()]
         return bound, self._is_by_path
 
-    def at_route(self, name: str = NO_ROUTE) -> BoundRule:
+    def at_route(self, name: str = "*") -> BoundRule:
         """Return the limits of a route; by default those of all requests that match no known route."""
         bound = self._bound.get(name)
         if bound is None:
