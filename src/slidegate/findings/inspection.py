@@ -41,6 +41,10 @@ _NEARLY_ALL: Final = 90
 """How many of them one client must send; a health check may come from elsewhere."""
 _MANY_NAMES: Final = 20
 """How many different clients these must name."""
+_LATE_USER: Final = (
+    "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts addresses; add "
+    "AuthenticationMiddleware outside, which is after this middleware, or write RateLimit(..., key=user) at endpoints"
+)
 
 
 def of_settings(policy: Policy, off_by: str) -> None:
@@ -89,8 +93,12 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
     async def look_and_send(message: Message) -> None:
         if message["type"] in STARTS:
             report(_about_peer_within(policy.address, peer, scope, client.key))
-            if not had_user and _has_user(scope):
-                report(_about_late_user(policy))
+            if (
+                not had_user
+                and _has_user(scope)
+                and any(map(_counts_users, [*policy.rules.given, policy.default_rule]))
+            ):
+                report([Finding("SG139", _LATE_USER)])
         await send(message)
 
     return look_and_send
@@ -209,17 +217,6 @@ def _about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, c
         )
 
 
-def _about_late_user(policy: Policy) -> Iterator[Finding]:
-    """Yield the finding about rules by user, if a request has got its user after they counted it."""
-    if any(map(_counts_users, [*policy.rules.given, policy.default_rule])):
-        yield Finding(
-            "SG139",
-            "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts "
-            "addresses; add AuthenticationMiddleware outside, which is after this middleware, or write "
-            "RateLimit(..., key=user) at endpoints",
-        )
-
-
 class _UserCheck(Effect):
     """Looks for a user who was missing when a limit at an endpoint counted by user, when the response starts.
 
@@ -265,7 +262,10 @@ def _about_one_client(policy: Policy, client_key: str, scope: Scope) -> Iterator
     first = policy.findings.first
     values = [bytes(value) for name, value in scope["headers"] if name in _NAMING]
     first.append((client_key, hash(tuple(values))))
-    if len(first) != _FIRST or not _counts_addresses(policy):
+    if len(first) != _FIRST:
+        return
+    keys = {row.key for row in published_rules(policy) if row.action in ("limit", "ban")}
+    if keys and "address" not in keys:  # a middleware without rules is there for limits at endpoints
         return
     hashes = [hashed for key, hashed in first if key == client_key]
     if len(hashes) >= _NEARLY_ALL and len({*hashes}) >= _MANY_NAMES:
@@ -276,9 +276,3 @@ def _about_one_client(policy: Policy, client_key: str, scope: Scope) -> Iterator
             "banned as one; if its header can be trusted, name it with client_ip(trusted=..., header=...), else "
             "count by key=user",
         )
-
-
-def _counts_addresses(policy: Policy) -> bool:
-    """Return whether a middleware counts or bans by address; one without rules is there for limits at endpoints."""
-    keys = {row.key for row in published_rules(policy) if row.action in ("limit", "ban")}
-    return not keys or "address" in keys

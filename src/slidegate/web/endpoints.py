@@ -33,6 +33,7 @@ from .keys import Key, path_parameters
 from .plan import Plan, RuleMatch, Traits
 from .policy import Finding, Policy
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
+from .routes import attribute_of
 from .rule_set import EXEMPT_MARK
 from .rules import Limits, LimitsFunction, Rule, method_of
 from .visit import Visit, active_visit_of, visit_of
@@ -319,12 +320,11 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
 def rules_of_route(endpoint: Any, dependant: Any) -> list[Rule]:
     """Return the limits of a route: those of FastAPI's dependencies, and those around its endpoint."""
     rules: list[Rule] = []
-    dependencies: list[Any] = []
-    if dependant is not None:
-        dependencies.append(dependant)
+    dependencies = [dependant]
     for dependency in dependencies:  # in breadth, as the list grows by those of each
-        dependencies += dependency.dependencies
-        if isinstance(dependency.call, RateLimit):
-            rules.append(dependency.call.rule)
+        dependencies += attribute_of(dependency, "dependencies", ())
+        call = attribute_of(dependency, "call")
+        if isinstance(call, RateLimit):
+            rules.append(call.rule)
     rules += getattr(endpoint, LIMITS_MARK, ())
     return [*{id(rule): rule for rule in rules}.values()]  # each object once: two equal rules are two limits
