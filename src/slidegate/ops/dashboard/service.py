@@ -209,7 +209,7 @@ class Service:
         key = key_of(text)
         outermost_key = key
         if isinstance(key, str) and self.limiter.middlewares:
-            outermost_key = self.limiter.middlewares[0].client.truncated(key)
+            outermost_key = self.limiter.middlewares[0].policy.address.truncated(key)
         published, overrides, bans, events, *rankings = await together(
             self.published(), self.overrides(), self.bans(), self.events(), self.clients(), self.keys()
         )
