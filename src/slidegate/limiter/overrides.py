@@ -17,12 +17,11 @@ from ..core.durations import moment
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.events import Event
 from ..core.store import Clock
-from ..core.stored import read_json
+from ..core.stored import check_numbers, read_json
 from ..stores.forks import ProcessLock
 from .aio import yielding_to_others
 from .callers import Callers
 from .named_limits import NamedLimit, check_limit_name, parse_one, text_of_limit
-from .rows import check_moment
 from .workers import Publication, PublishedRule
 
 LIMITS: Final = "limits"
@@ -87,8 +86,7 @@ def read_override(value: bytes) -> Override:
     check_override(override.name, override.limit)
     clean_reason(override.by, "by")
     clean_reason(override.reason)
-    check_moment(override.since_us)
-    check_moment(override.until_us)
+    check_numbers(override.since_us, override.until_us)
     return override
 
 

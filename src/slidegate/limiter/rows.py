@@ -21,7 +21,7 @@ from ..core.durations import moment
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import escaped, logger, safe_text
 from ..core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows
-from ..core.stored import json_of, read_json, readable
+from ..core.stored import check_numbers, json_of, read_json, readable
 from ..stores.forks import ForkHook
 from .aio import yielding_to_others
 
@@ -29,8 +29,6 @@ MAX_BYTES: Final = 1 << 20
 NOBODY: Final = bytes(8)
 """In place of a worker, for a row that belongs to all of them."""
 _KIND: Final = re.compile("[a-z0-9_-]{1,40}")
-_LATEST_US: Final = 2**53
-"""In the year 2255."""
 HISTORY: Final = "history"
 """The kind of the rows of the history."""
 MOST: Final = 200
@@ -124,15 +122,6 @@ def _check(kind: object, number: object) -> None:
             f'row: expected a kind of up to 40 of a-z, 0-9, - and _, for example "stats", not {quoted(kind)}'
         )
     check_whole(number, 0, 2**62, "row: number", "for example 0")
-
-
-def check_moment(unix_us: object) -> int:
-    """Return a Unix time in microseconds that a row has, if it can be shown as a date.
-
-    Raises:
-        ConfigurationError: It cannot.
-    """
-    return check_whole(unix_us, 0, _LATEST_US, "row", "for example 1_700_000_000_000_000")
 
 
 class _LocalRows(SharedRows):
@@ -243,8 +232,8 @@ class History:
 def _read_action(value: bytes) -> Action:
     """Return the action of a row; a later version may have written it in another way."""
     action = read_json(Action, value)
-    check_moment(action.at_us)
+    check_numbers(action.at_us)
     if action.until_us is not None:
-        check_moment(action.until_us)
+        check_numbers(action.until_us)
     "".join(action[:5])  # five texts
     return action
