@@ -2,6 +2,8 @@
 
 A value of a wrong type would fail at each request, or count as true. So it is an error where it is written, as an
 unknown option is. Numbers, durations, limits and names are not in the table: what reads them says which are valid.
+Users of other libraries try the option names they know: `HINTS` has the most frequent ones; the documentation of
+migrations lists all of them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,7 @@ from inspect import signature
 from itertools import chain, repeat
 from typing import Any, Final, TypeVar
 
-from .arguments import HINTS, unknown_option
-from .errors import ConfigurationError, quoted
+from .errors import ConfigurationError, closest, quoted
 from .memo import remember
 
 _T = TypeVar("_T")
@@ -84,6 +85,34 @@ _ROWS: Final = {
 slidegate, a text in quotes, a function by what it is called with, or a list by what is in it."""
 OPTIONS: Final = {option: row for options, row in _ROWS.items() for option in options.split()}
 """The rows by option; one that differs in a class stands behind the name of the class."""
+_HINTS: Final = {
+    "key_func identifier": (
+        'write key=header("X-API-Key"), or key=function, at a Rule or a RateLimit; addresses are counted without it'
+    ),
+    "storage_uri redis store": ('write limiter=Limiter.from_url("redis://localhost:6379/0") at RateLimitMiddleware'),
+    "default_limits": (
+        'write default_limits="60/minute" at RateLimitMiddleware for the limits of each route by itself, and '
+        "fallback_limits= at a Rule or a RateLimit for those that apply where its limits function fails"
+    ),
+    "strategy": "leave it out: every window slides",
+    "path config": (
+        'write app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml") for the options of a file, and '
+        'Rule("/login", "5/minute") for those of a path'
+    ),
+    "times seconds rate": 'write limits="100/minute" at RateLimitMiddleware, a Rule or a RateLimit',
+    "exclude_paths exempt_when skip": (
+        'write Rule("/health", exempt=True) before other rules, with when=lambda request: ... for a condition'
+    ),
+    "handler error_message": (
+        "write on_refused=function at RateLimitMiddleware; it makes the answer from the request and the decision"
+    ),
+    "trusted_proxies trusted": 'write client=client_ip(trusted=["10.0.0.0/8"]) at RateLimitMiddleware',
+    "whitelist blacklist": ('write allowlist=["192.0.2.0/24"], or blocklist=, at RateLimitMiddleware'),
+    "threshold max maxretry": 'write after="20/10m" at a BanPolicy',
+}
+"""The most frequent options of other libraries, with hints to the equivalent option of slidegate."""
+HINTS: Final = {option: hint for options, hint in _HINTS.items() for option in options.split()}
+"""The hints by option."""
 OWNERS: Final[dict[str, Collection[str]]] = {}
 """The names of the options of each class."""
 _TUPLES: Final[dict[int, Any]] = {}
@@ -118,9 +147,12 @@ def misplaced_option(option: str, accepted: Iterable[str], owners: Mapping[str, 
         owners: The names of the options that each has.
     """
     places = [owner for owner, names in owners.items() if option in names]
-    if not places or (owners is OWNERS and option in HINTS):
-        return unknown_option(option, accepted)
-    return f"unknown option {quoted(option)}; write it at {' or '.join(places)}"
+    hint = closest(option, accepted)
+    if option in HINTS:
+        hint = f"; {HINTS[option]}"
+    if places and (owners is not OWNERS or option not in HINTS):
+        hint = f"; write it at {' or '.join(places)}"
+    return f"unknown option {quoted(option)}{hint}"
 
 
 def checked_value(option: str, value: Any, kind: str = "") -> Any:
