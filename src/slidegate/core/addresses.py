@@ -27,7 +27,6 @@ BITS: Final = {4: 32, 6: 128}
 
 _KIND: Final = "(?![A-Fa-f]+:)[A-Za-z_-]+:(?!//)"
 """How a key begins that names its kind: by a word that is no hexadecimal number, nor the scheme of a URL."""
-_PREFIX: Final = "0|[1-9][0-9]{0,2}"
 _FIRST: Final = frozenset("0123456789abcdefABCDEF:")
 """The characters that an address can begin with."""
 
@@ -99,7 +98,7 @@ def parse_network(text: str, *, strict: bool = True) -> AddressRange:
     version, value = address
     prefix = bits = 128 if ":" in host else 32
     if slash:
-        if not re.fullmatch(_PREFIX, length) or int(length) > bits:
+        if not re.fullmatch("0|[1-9][0-9]{0,2}", length) or int(length) > bits:
             raise ConfigurationError(
                 f"network: {quoted(text)} needs a prefix length from 0 to {bits} and nothing behind it, for example /24"
             )

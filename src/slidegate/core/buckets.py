@@ -6,11 +6,9 @@ import re
 from collections.abc import Collection, Sequence
 from copy import copy
 from itertools import count
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from .limits import AnyLimit
-
-_NOT_IN_NAMES: Final = "[^A-Za-z0-9_.]"
 
 
 class Bucket:
@@ -114,7 +112,7 @@ def wire_names(rule: str, limits: Sequence[AnyLimit], reserved: Collection[str] 
 
 def spelled(name: str) -> str:
     """Return a name as it is written in response headers."""
-    return re.sub(_NOT_IN_NAMES, "_", name)
+    return re.sub("[^A-Za-z0-9_.]", "_", name)
 
 
 def unique_name(name: str, used_names: Collection[str]) -> str:

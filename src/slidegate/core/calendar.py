@@ -75,9 +75,13 @@ class Calendar:
     def _find(self, unix_us: int) -> Period:
         """Compute the period that contains a time."""
         day = moment(unix_us).astimezone(self.zone).date()
+        hour, minute = divmod(self.anchor.minute, 60)
+        moments_us = set()
         # A zone that skips a whole day makes two starts coincide, so there are more than the three that are needed.
-        days = [self._first_day(day, number) for number in range(-2, 6)]
-        starts = sorted({self._moment_us(first_day) for first_day in days})
+        for number in range(-2, 6):
+            local = datetime.combine(self._first_day(day, number), time(hour, minute), tzinfo=self.zone)
+            moments_us.add((local - EPOCH) // _US)
+        starts = sorted(moments_us)
         following = bisect_right(starts, unix_us)
         return Period(starts[following - 1], starts[following], starts[following + 1])
 
@@ -92,12 +96,6 @@ class Calendar:
         if self.unit == "month":
             return _clamped(day.year, day.month + number, anchor.day)
         return _clamped(day.year + number, anchor.month, anchor.day)
-
-    def _moment_us(self, first_day: date) -> int:
-        """Return when the period with a first day starts."""
-        hour, minute = divmod(self.anchor.minute, 60)
-        local = datetime.combine(first_day, time(hour, minute), tzinfo=self.zone)
-        return (local - EPOCH) // _US
 
 
 def _clamped(year: int, month: int, day: int) -> date:

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final
 
 from .counters import PermitCounter, ends_us
 from .limits import AnyLimit, check_amount
-
-_AMOUNT: Final = "[0-9]{1,18}"
 
 
 class Concurrency(AnyLimit):
@@ -35,7 +32,7 @@ class Concurrency(AnyLimit):
     def __init__(self, amount: int | str, *, name: str | None = None) -> None:
         self._set_name(name)
         number: int | str = amount
-        if isinstance(amount, str) and re.fullmatch(_AMOUNT, amount.strip()):
+        if isinstance(amount, str) and re.fullmatch("[0-9]{1,18}", amount.strip()):
             number = int(amount)
         self._fill(amount=check_amount(number, "concurrency", 'for example "4" or 4'))
 

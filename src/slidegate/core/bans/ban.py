@@ -26,8 +26,6 @@ MANUAL: Final = "manual"
 """The author of what is changed by hand, if none is named."""
 OWN_PREFIX: Final = {4: 32, 6: 64}
 """Prefix lengths of a single client. Its ban is looked up by key, and the ban of any other network by address."""
-MAX_CACHED: Final = 4_096
-"""For how many keys it is cached whether they are networks."""
 # Patterns are texts, which `re` compiles at their first use: a compiled one takes a share of the import.
 _DIGESTED: Final = ("header", "cookie", "query", "path")
 """The kinds of keys whose values are digested."""
@@ -145,7 +143,7 @@ def check_can_exist(key: str) -> None:
         )
 
 
-@lru_cache(maxsize=MAX_CACHED)
+@lru_cache(maxsize=4_096)
 def network_place(key: str) -> tuple[int, int, bytes] | None:
     """Return (version, prefix length, packed bits of the prefix) of a key that is a network; else None."""
     network = network_of(key)

@@ -52,8 +52,6 @@ WIDEST: Final = {4: 24, 6: 48}
 """Prefix lengths of the widest network of one customer: a /48 (RFC 6177), or a /24, the smallest that is routed. A
 wider network that is struck is not a client: a user may have chosen the name 192.0.0.0/16."""
 
-_EXAMPLE: Final = '{"refused": 1, 401: 1, "/wp-login.php": "ban"}'
-_STATUS: Final = "[0-9]{3}"
 _WEEK_US: Final = 7 * 86_400_000_000
 _MAX_FACTOR: Final = 1_000
 _MIN_FACTOR: Final = 1.1
@@ -180,13 +178,13 @@ def _check_signals(signals: Signals) -> Mapping[str | int, Weight]:
     for signal, weight in signals.items():
         name: str | int = signal
         # TOML has only texts as keys.
-        if isinstance(signal, str) and re.fullmatch(_STATUS, signal):
+        if isinstance(signal, str) and re.fullmatch("[0-9]{3}", signal):
             name = int(signal)
         if not _is_signal(name):
             hint = closest(signal, [SIGNAL])
             raise ConfigurationError(
                 f'expected a status from 100 to 599, a class such as "4xx", a path or "{SIGNAL}", not '
-                f"{quoted(signal)}; for example {_EXAMPLE}{hint}",
+                f'{quoted(signal)}; for example {{"refused": 1, 401: 1, "/wp-login.php": "ban"}}{hint}',
                 "signals",
             )
         if weight != "ban":
