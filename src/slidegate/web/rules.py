@@ -115,7 +115,7 @@ class Rule:
         final: No later rule applies to matching requests.
         shadow: Decide on separate windows, report the requests that would have been refused, and refuse none.
         block: Refuse every matching request; no later rule applies. Such a rule has no limits.
-        status: The response status of a blocked request, 400 to 599; by default 403.
+        status: The response status of a blocked request, 400 to 599.
 
     Attributes:
         paths: The paths as they were written; ``"*"`` for all.
