@@ -287,7 +287,7 @@ class Changes(OnALoop):
         good = "off" if name == "*" else f"[1-9][0-9]?({windows})" if windows or name in LIMITS else "nothing"
         published = self.published(one_worker)
         is_published = name == "*" or name in published
-        is_refused = name in FIXED if is_published else bool(closest(name, sorted(published - FIXED)))
+        is_refused = name in FIXED if is_published else bool(closest(name, sorted(published)))
         try:
             made = self.run(one_worker.change(name, text, seconds))
         except (ConfigurationError, StoreUnavailable, RuntimeError):
