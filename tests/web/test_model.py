@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -340,7 +340,6 @@ class Model:
 
     def decide(self, request: Request, key_of: Callable[[str], str]) -> Expected:
         self.expected, self.key_of = Expected(), key_of
-        self.reserved: Counter[tuple[object, int]] = Counter()  # by what is under way: middlewares around
         written = request.headers["x-status"]
         status = 500 if written == "raises" else int(written)
         passed = [Passed() for _ in self.program.layers]
@@ -441,11 +440,10 @@ class Model:
         """Return the longest of its windows in which it finds no room; 0 if there is none."""
         return max(self._full_windows(check), default=0)
 
-    def _full_windows(self, check: Check, *, reserved: Mapping[tuple[object, int], int] = Counter()) -> list[int]:
-        """Return the windows in which a check finds no room, also without some units."""
+    def _full_windows(self, check: Check) -> list[int]:
+        """Return the windows in which a check finds no room."""
         least = max(check.units, 1)  # a cost of 0 passes while less than the amount is spent
-        spent = {one: self.spent[check.window, one] - reserved[check.window, one] for one in check.windows}
-        return [one for one, amount in check.windows.items() if spent[one] + least > amount]
+        return [one for one, amount in check.windows.items() if self.spent[check.window, one] + least > amount]
 
     def _ask(self, depth: int, limited: list[Limited], request: Request, passed: Passed) -> None:
         """Charge all or none."""
@@ -454,13 +452,9 @@ class Model:
         beyond = [check for check in checks if self._full(check)]
         if beyond:
             longest = max(map(self._full, beyond))
-            if not any(self._full_windows(check, reserved=self.reserved) for check in beyond):
-                raise Refused({one.rule.name for one in beyond}, 429, beyond, 1)
             raise Refused({one.rule.name for one in beyond if self._full(one) == longest}, 429, beyond, longest)
         for check in checks:
             self._charge(check, passed.charged)
-            if check.rule.count_if is not None:
-                self.reserved.update({(check.window, length): check.units for length in check.windows})
         passed.checks += checks
 
     def _ask_at_endpoint(self, one: Limited, request: Request, passed: Passed) -> None:

@@ -47,8 +47,12 @@ class OpenReservations:
         except KeyError:
             return
 
-    def explain(self, decision: Decision) -> Decision:
-        """Return a decision; a refusal that open reservations alone cause waits for them."""
+    def explain(self, decision: Decision, own: Collection[Decision]) -> Decision:
+        """Return a decision; a refusal that open reservations alone cause waits for them.
+
+        Args:
+            own: Earlier decisions about the same request, which hands nothing back before this one is answered.
+        """
         if decision.allowed:
             return decision
         readings: list[WindowState] = []
@@ -59,6 +63,8 @@ class OpenReservations:
                 limit = bucket.limits[at]
                 missing = spent + max(cost, 1) - limit.amount
                 for charged, units in [*self.by_window.get((bucket.name, key), {}).items()]:
+                    if charged in own:
+                        continue
                     # Others have left the window; those of a quota have not, as no request lasts a period.
                     if not limit.span_us or charged.now_us + limit.span_us > decision.now_us:
                         missing -= units

@@ -229,7 +229,7 @@ class RateLimit:
         """
         refusals: Refusals = visit.policy.refusals
         if visit.policy.engine.reservations.by_window:
-            visit.policy.engine.reservations.explain(decision)
+            visit.explain(decision)
         visit.add(decision)
         if visit.policy.signals.by_refusal:
             await visit.policy.signals.strike_for_refusal(visit, decision, scope)

@@ -46,7 +46,7 @@ def answered_status(error: BaseException, handler: Any, scope: Scope) -> int:
     """
     if handler is None:
         handlers: Any = attribute_of(scope.get("app"), "exception_handlers") or ()
-        if Exception in handlers or FAILED in handlers:
+        if scope["type"] == "http" and (Exception in handlers or FAILED in handlers):  # no websocket reaches them
             return 0
         return FAILED
     if isinstance(error, HTTPException) and getattr(handler, "__module__", "") in _KNOWN_HANDLERS:

@@ -33,7 +33,7 @@ from .effects import ReportOutcome
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
-from .policy import Policy
+from .policy import Finding, Policy
 from .published import published_rules
 from .refusals import OnRefused
 from .routes import has_many_routes, visible_app
@@ -264,6 +264,7 @@ class RateLimitMiddleware(FailsAtStartup):
         engine.begin_refresh()
         if not engine.counts:
             return False
+        self._is_within = "starlette.exception_handlers" in scope
         if self.routed_app is None:  # the first call, which may be the lifespan
             self.routed_app = visible_app(self.app, {"app": scope.get("app", self.app)})
             if has_many_routes(self.routed_app):  # which takes long
@@ -273,18 +274,26 @@ class RateLimitMiddleware(FailsAtStartup):
         return self.error is None and scope["type"] in _REQUESTS
 
     def _start(self) -> None:
-        """Look at the application: what is wrong with the names of its limits ends its start; all else is a finding."""
+        """Look at the application: what is wrong with the names of its limits ends its start; all else is a finding.
+
+        A middleware of a route or a mount has no start: it is met by a request, which it must not fail.
+        """
+        routed_app = self.routed_app
+        if self._is_within:  # what is beside it meets no request of its own
+            routed_app = self.app
         try:
-            compare_names(RateLimitMiddleware, self.policy, self.routed_app)
+            compare_names(RateLimitMiddleware, self.policy, routed_app)
         except ConfigurationError as error:
-            self.error = error
+            if self._is_within:
+                self.policy.findings.report([Finding("SG143", str(error))])
+            else:
+                self.error = error
         except Exception:  # of something unknown within
             logger.exception("the names of limits cannot be compared")
         self.check_routes(self.routed_app)
 
     def _inspected(self, scope: Scope, send: Send) -> Send:
         """Look at one of the first requests for findings; return its `send`, which looks at the response as well."""
-        self._is_within = "starlette.exception_handlers" in scope
         if self.policy.findings.requests_left:
             send = self.policy.inspection.of_request(self.policy, scope, send)
         else:

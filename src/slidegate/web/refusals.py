@@ -122,7 +122,7 @@ class Refusals:
         """
         scope = visit.scope
         if self._engine.reservations.by_window:
-            self._engine.reservations.explain(decision)
+            visit.explain(decision)
         if self._signals.by_refusal:
             await self._signals.strike_for_refusal(visit, decision, scope)
         if self.wants("exceeded"):

@@ -171,6 +171,12 @@ class Visit:
             return self.shared
         return [(self.policy, decision) for decision in self.own_decisions]
 
+    def explain(self, decision: Decision) -> Decision:
+        """Return a decision; a refusal that only reservations of other requests cause waits for them."""
+        decided = [earlier for _, earlier in self.decisions if earlier is not decision]
+        explained: Decision = self.policy.engine.reservations.explain(decision, decided)
+        return explained
+
     @property
     def refusal(self) -> Decision | None:
         """The refusal of this middleware that stands: nothing has decided the request again after it."""

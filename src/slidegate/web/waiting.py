@@ -53,7 +53,7 @@ async def hit_or_wait(  # noqa: C901 - the way of a request that waits
     queues = engine.queues
 
     async def ask() -> Decision:
-        return engine.reservations.explain(await answer_of(engine.hit(checks, subjects)))
+        return visit.explain(await answer_of(engine.hit(checks, subjects)))
 
     queue = _queue_of(rules, checks)
     if queue is None:  # no rule that lets it wait counts this request
@@ -65,7 +65,7 @@ async def hit_or_wait(  # noqa: C901 - the way of a request that waits
     answer: Decision | None = None
     if queues.is_queued(name):
         # It joins at once, unless a ban or another limit refuses it: then it takes no place from others.
-        decision = engine.reservations.explain(await answer_of(engine.peek(checks, subjects)))
+        decision = visit.explain(await answer_of(engine.peek(checks, subjects)))
         if is_too_late(decision, bound.rule.wait_us):
             return decision
     else:
