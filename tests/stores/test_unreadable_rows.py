@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from slidegate import BanPolicy, Limiter
@@ -92,7 +92,8 @@ async def test_in_lmdb(row: bytes, at: int) -> None:
                     (dbs.worker_rows, WORKERS.encode() + bytes(9) + b"x" * 8),
                     (dbs.meta, b"networks"),
                 ][at % 6]
-                is_list = database is dbs.meta  # a list of other texts could be read
+                is_list = database is dbs.meta
+                assume(not (is_list and row.strip().startswith(b"[")))  # a list of other texts could be read
                 txn.put(name, b"another{" + row if is_list else row, db=database)
 
             while not store._env.run(damage):

@@ -173,7 +173,7 @@ class ReportOutcome(EndEffect):
     def end(self, visit: Visit, error: BaseException | None) -> None:
         policy = visit.policy
         duration_us = (policy.engine.clock.monotonic_ns() - self._began_ns) // 1_000
-        route = policy.routes.known.get(id(visit.scope.get("endpoint"))) or policy.routes.label(visit.scope)
+        route = policy.routes.label(visit.scope)
         own = visit.own_decisions
         observers = policy.observers
         is_alone = len(own) == 1 and visit.shared is None and not visit.observed

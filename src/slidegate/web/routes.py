@@ -12,11 +12,13 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from starlette._utils import get_route_path
 from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount, compile_path
 from starlette.types import Scope
+
+from ..core.memo import remember
 
 UNROUTED: Final = "(no route)"
 """The label of requests that match no route."""
@@ -262,42 +264,50 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     return best
 
 
-class RouteLabels:
-    """Names the routes that have answered requests, for outcomes and events; by a table of the routes of a router.
+_RoutesByEndpoint: TypeAlias = dict[int, list[MountedRoute]]
+"""The routes of a router, by the identity of their endpoints, which may have no hash."""
 
-    Attributes:
-        known: The labels of endpoints at one route, and of those at none, by identity, as they may have no hash.
-    """
+
+class RouteLabels:
+    """Names the routes that have answered requests, for outcomes and events: a table has those of each router."""
 
     def __init__(self) -> None:
-        self._router: object = None
-        self._table: dict[int, list[MountedRoute]] = {}
-        self.known: dict[int, str] = {}
+        self._tables: dict[int, tuple[object, _RoutesByEndpoint]] = {}
+        # Of endpoints at one route, and of those at none, by the identities of router and endpoint.
+        self._labels: dict[tuple[int, int], str] = {}
 
-    def read(self, app: object) -> None:
-        """Read the routes of an application or a router; thousands take a few milliseconds."""
-        table = {endpoint: routes for endpoint, routes in self._table.items() if not routes}
+    def read(self, app: object) -> _RoutesByEndpoint:
+        """Read the routes of an application or a router, and return them; thousands take a few milliseconds."""
+        router = router_of(app)
+        _, before = self._tables.get(id(router), (None, {}))
+        table = {endpoint: routes for endpoint, routes in before.items() if not routes}
         for route in mounted_routes(app):
             table.setdefault(id(route.endpoint), []).append(route)
-        self._router, self._table, self.known = router_of(app), table, {}
+        remember(self._tables, id(router), (router, table))
+        self._labels.clear()
+        return table
 
     def routes_for(self, scope: Scope) -> Sequence[MountedRoute]:
         """Return the routes of a request's endpoint; none if it is unknown."""
         router, endpoint = scope.get("router"), id(scope.get("endpoint"))
-        if self._router is not router or endpoint not in self._table:  # that of a route which was added since
-            self.read(router)
-        return self._table.setdefault(endpoint, [])  # one that is no route's is looked for once
+        _, table = self._tables.get(id(router), (None, {}))
+        if endpoint not in table:  # that of a router that was not read, or of a route which was added since
+            table = self.read(router)
+        return table.setdefault(endpoint, [])  # one that is no route's is looked for once
 
     def label(self, scope: Scope) -> str:
         """Return the display name of the route that has answered a request; `UNROUTED` if it is unknown."""
+        memo_key = id(scope.get("router")), id(scope.get("endpoint"))
+        label = self._labels.get(memo_key)
+        if label is not None:
+            return label
         routes = self.routes_for(scope)
         if len(routes) > 1:
             return _answering(routes, scope).label
         label = UNROUTED
         if routes:
             label = routes[0].label
-        self.known[id(scope.get("endpoint"))] = label
-        return label
+        return remember(self._labels, memo_key, label)
 
 
 def _answering(routes: Sequence[MountedRoute], scope: Scope) -> MountedRoute:

@@ -160,6 +160,7 @@ class ClusterLink:
         self._cluster: Any = clients.open_cluster()
         self._home, self._ahead = [Link(None, clients.timeout_s, reopened) for _ in range(2)]
         self._finding = asyncio.Lock()
+        self._asked: list[Any] = []  # the nodes that were asked last for the one with the keys
 
     async def ask(self, *command: bytes | int | str) -> Any:
         """Send a command, and return its answer.
@@ -189,13 +190,16 @@ class ClusterLink:
             if self._home.node is not None:
                 return
             nodes = self._cluster.nodes_manager
-            asked = [*nodes.startup_nodes.values()]  # which initialize() replaces by what they know
+            self._asked = [*nodes.startup_nodes.values()]  # which initialize() replaces by what they know
             try:
                 await nodes.initialize()
             finally:
-                await asyncio.gather(*[node.disconnect() for node in asked], return_exceptions=True)
+                await self._end_asking()
             node = self._cluster.get_node_from_key(self._name)
             await self._lead(self._home, (node.host, node.port))
+
+    async def _end_asking(self) -> None:
+        await asyncio.gather(*[node.disconnect() for node in self._asked], return_exceptions=True)
 
     def _node_in(self, redirected: AskError) -> tuple[str, int]:
         """Return the node that another one names."""
@@ -218,6 +222,7 @@ class ClusterLink:
         """Close the connections, which fails what is under way."""
         await self._home.close()
         await self._ahead.close()
+        await self._end_asking()  # whoever asked may have been cancelled
 
 
 AnyLink: TypeAlias = Link | ClusterLink
