@@ -117,6 +117,7 @@ class RateLimitMiddleware(FailsAtStartup):
         policy: Its parts, made from its options.
         limiter: The limiter that counts.
         rules: The rules, as they were given.
+        lists: The blocklist and the allowlist, by option name.
         findings: Probable mistakes found at start-up or in the first requests. Each is logged once.
         routed_app: The application whose routes were checked: that behind the middleware, or if its routes are hidden,
             the one that it belongs to; None before the first call.
@@ -172,6 +173,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.policy = policy
         self.limiter = policy.limiter
         self.rules = policy.rules.given
+        self.lists = policy.lists
         self.findings = policy.findings.reported
         for file in policy.files:
             file.observe(self.limiter.engine.emit)

@@ -156,8 +156,8 @@ def _copied(middleware: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> 
         headers=None,
         enabled=True,
         name=policy.names.middleware or None,
-        blocklist=policy.lists["blocklist"],
-        allowlist=policy.lists["allowlist"],
+        blocklist=middleware.lists["blocklist"],
+        allowlist=middleware.lists["allowlist"],
     )
 
 
