@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI, Request, Response
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from starlette.responses import PlainTextResponse
 
-from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call
@@ -151,4 +152,20 @@ async def test_a_refusal_that_only_reservations_cause_waits_a_second(
     for number in model.under_way:
         ends[number].set_result(200)
     await asyncio.gather(*tasks, return_exceptions=True)
+    assert not limiter.engine.reservations.by_window
+
+
+async def test_a_client_that_leaves_while_a_policy_asks_about_it_leaves_no_reservation() -> None:
+    async def asks(request: Request) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    limiter = Limiter()
+    policy = BanPolicy("3/hour", signals={401: 1}, when=asks, ban_private=True)
+    rules = [Rule("*", "5/hour", count_if=[401])]
+    app = RateLimitMiddleware(PlainTextResponse("no", 401), rules=rules, limiter=limiter, bans=policy)
+    task = asyncio.create_task(call(app))
+    await turns(30)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert not limiter.engine.reservations.by_window

@@ -164,7 +164,8 @@ class Queue:
         readings = [reading for bucket, key, _, _, reading in limits if (bucket.name, key) == name]
         passed_us = round((now_s() - self.refused_s) * 1_000_000)
         refusal = refused_later(readings, last.now_us, last.now_us + passed_us, checks)
-        refusal.at_least_us = min(last.at_least_us, SOON_US)  # and not until the ban of another client ends
+        if last.at_least_us == SOON_US:  # only reservations refused it; else until the ban of another client ends
+            refusal.at_least_us = SOON_US
         if not refusal.violated:
             return None
         return refusal

@@ -220,16 +220,17 @@ def _has_outcome(visit: Visit, decisions: Sequence[Decision]) -> bool:
 def effects_of(plan: Plan, signals: Signals, calls: UserCallbacks) -> list[Effect]:
     """Return what depends on the responses to the requests of a plan, in the order in which it happens.
 
-    Permits are last, because their release is awaited.
+    What is reserved is first, as a cancelled effect ends those behind it, and a cancelled strike may be lost. Permits
+    are last, because their release is awaited.
     """
     effects: list[Effect] = []
     if plan.is_conditional:  # the effects depend on its conditions, and are those of another plan
         return effects
-    if signals.by_status and not plan.is_exempt:
-        effects.append(StrikeForStatus(signals))
     judging = {mark: rule for mark, rule in plan.reserving.items() if rule.count_if is not None}
     if judging:
         effects.append(HandBack(judging, calls))
+    if signals.by_status and not plan.is_exempt:
+        effects.append(StrikeForStatus(signals))
     if len(judging) < len(plan.reserving):
         effects.append(CloseReservations())
     if any(bound.permits is not None for bound in plan.limiting):

@@ -233,6 +233,7 @@ class RateLimit:
         visit.add(decision)
         if visit.policy.signals.by_refusal:
             await visit.policy.signals.strike_for_refusal(visit, decision, scope)
+        visit.answer = refusals.answer(decision)
         is_websocket = scope["type"] == "websocket"
         # The connection breaks if an HTTP response has begun; no refusal is reported then.
         if refusals.wants("exceeded") and (is_websocket or not visit.status):
@@ -242,7 +243,6 @@ class RateLimit:
                 raise WebSocketException(POLICY_VIOLATION, "banned")
             code = TRY_AGAIN_LATER if visit.status else POLICY_VIOLATION
             raise WebSocketException(code, "Too many requests.")
-        visit.answer = refusals.answer(decision)
         raise EndpointRefusal(decision, visit.answer)
 
     def _plan(self, policy: Policy, scope: Scope, endpoint: Any) -> Plan:
