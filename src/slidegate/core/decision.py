@@ -66,8 +66,7 @@ class Decision:
         status: The status of the answer over HTTP if a rule sets it, 400 to 599; else 0. For `on_refused` and in a
             `RateLimitExceeded` the status of the default answer, whatever refused.
         at_least_us: A wait that no limit gives, in microseconds: until the ban ends that a refusal has caused, until a
-            failed store is asked again, or until what requests under way have reserved may be back. 0 for none, `OPEN`
-            if its length is unknown.
+            failed store is asked again, or until what requests under way have reserved may be back. 0 for none.
         shadow_rules: The labels of the shadow rules that would have refused the request, in `decision_of(request)`.
 
     Args:

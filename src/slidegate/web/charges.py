@@ -268,7 +268,7 @@ def _check_uncounted(visit: Visit, rule: str | None, counted: Iterable[str], cal
     Raises:
         ConfigurationError: There is no such rule, or several that must be named.
     """
-    if any(decision.reason in UNCOUNTED for _, decision in visit.decisions):  # exempt, allowlisted or unlimited
+    if any(decision.reason in UNCOUNTED for _, decision in visit.decisions):  # on the allowlist, or switched off
         return
     names_above = {bucket.label for policy, _ in visit.decisions for bucket in policy.buckets()}
     if rule in names_above:

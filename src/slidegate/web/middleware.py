@@ -116,7 +116,7 @@ class RateLimitMiddleware(FailsAtStartup):
         app: The application behind the middleware.
         policy: Its parts, made from its options.
         limiter: The limiter that counts.
-        rules: The rules, as they were given.
+        rules: The rules, in order.
         lists: The blocklist and the allowlist, by option name.
         findings: Probable mistakes found at start-up or in the first requests. Each is logged once.
         routed_app: The application whose routes were checked: that behind the middleware, or if its routes are hidden,

@@ -26,7 +26,8 @@ from .rules import Limits, Rule
 EXEMPT: Final = Decision(True, Reason.EXEMPT)
 DISABLED: Final = Decision(True, Reason.DISABLED)
 LEFT: Final = Decision(False, Reason.LIMITED, by="left", status=429)
-"""Decides about a request whose client has left while it waited: nobody strikes for it, reports or answers it."""
+"""Decides about a request whose client has left while it waited: nobody strikes for it or reports it, and its answer
+goes nowhere."""
 _MEMO_LIMITS: Final = 256
 _PREFLIGHTS: Final = ":preflight"
 """The suffix of an identity that counts preflights."""

@@ -50,7 +50,7 @@ class Effect:
 
     Attributes:
         statuses: The statuses of responses for which `start` has to be called; None for all.
-        ends: Whether `end` has to be called.
+        ends: Whether it stays when the status is known; `end` is called on what has stayed.
     """
 
     statuses: Collection[Any] | None = None
