@@ -210,11 +210,15 @@ def decorated(check: RequestCheck, endpoint: Any, rule: Rule) -> Any:
     @wraps(endpoint)
     async def limited(*args: Any, **options: Any) -> Any:
         nonlocal is_warned
-        connections = [value for value in (*options.values(), *args) if isinstance(value, HTTPConnection)]
+        connection = options.get(_CONNECTION)
+        if connection is None:  # to ask each argument for its class takes as long as the limit
+            connection = next(
+                (value for value in (*args, *options.values()) if isinstance(value, HTTPConnection)), None
+            )
         if is_added:  # else it is a parameter of `endpoint`, which a decorator within has added
             options.pop(_CONNECTION, None)
-        if connections:
-            await check(connections[0], endpoint)
+        if connection is not None:
+            await check(connection, endpoint)
         elif Engine.counting and not is_warned:
             is_warned = True
             logger.warning(_CALLED_DIRECTLY, quoted(inspect.unwrap(endpoint)))

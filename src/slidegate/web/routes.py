@@ -255,12 +255,18 @@ def _reach(app: object, scope: Scope) -> MountedRoute | None:
 def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     """Return the first route that matches a request, else one for other methods, and its additions to the scope."""
     best: tuple[Any, Scope] = (None, {})
-    for route in _expanded(routes):
+    for route in routes:
         match, child = route.matches(scope)
+        if match is Match.NONE:
+            continue
+        if match is Match.PARTIAL and best[0] is not None:
+            continue
+        inner = (route, child)
+        if "endpoint" not in child:  # a router included by FastAPI
+            inner = _first(_expanded([route]), scope)
         if match is Match.FULL:
-            return route, child
-        if match is Match.PARTIAL and best[0] is None:
-            best = (route, child)
+            return inner
+        best = inner
     return best
 
 
