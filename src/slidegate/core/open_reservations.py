@@ -62,7 +62,7 @@ class OpenReservations:
             if wait_us > 0:
                 limit = bucket.limits[at]
                 missing = spent + max(cost, 1) - limit.amount
-                for charged, units in [*self.by_window.get((bucket.name, key), {}).items()]:
+                for charged, units in self.by_window.get((bucket.name, key), {}).copy().items():
                     if charged in own:
                         continue
                     # Others have left the window; those of a quota have not, as no request lasts a period.

@@ -267,7 +267,7 @@ class MemoryStore(Store):
         with self._shards[at].lock:
             now_us, unix_us = self.time_us(), self.unix_us()
             had_units = False
-            for (name, _), tables in list(self._tables.items()):
+            for (name, _), tables in self._tables.copy().items():  # other shards may add some
                 is_meant = not names or name in names
                 had_units |= is_meant and tables[at].reset(key, now_us, unix_us)
             return had_units
