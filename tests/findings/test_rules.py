@@ -375,7 +375,7 @@ async def sent(app: Any, *visits: tuple[str, dict[str, str]]) -> list[str]:
     return codes(app)
 
 
-FIELDS = ["X-Forwarded-For", "Forwarded", "X-Real-IP", "CF-Connecting-IP"]
+FIELDS = ["X-Forwarded-For", "Forwarded", "X-Real-IP", "CF-Connecting-IP", "DO-Connecting-IP"]
 
 
 @pytest.mark.parametrize("field", FIELDS)

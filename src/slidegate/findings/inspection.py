@@ -28,6 +28,7 @@ _NAMING: Final = (
     b"x-client-ip",
     b"cf-connecting-ip",
     b"true-client-ip",
+    b"do-connecting-ip",
     b"fastly-client-ip",
     b"fly-client-ip",
     b"x-original-forwarded-for",
