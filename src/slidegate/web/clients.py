@@ -144,7 +144,8 @@ class Clients:
 
     def forget(self) -> None:
         """Determine all clients again, because a list has changed."""
-        self._clients.clear()
+        # A new dict: what another thread determines meanwhile, perhaps by the list of before, goes into the old one.
+        self._clients = {}
 
     def _determine(self, scope: Scope, memo_key: object) -> Client:
         """Determine the client of a request, and remember it.
@@ -152,11 +153,12 @@ class Clients:
         Args:
             memo_key: What alone decides which client it is; None if that is unknown, and nothing is remembered.
         """
+        clients = self._clients  # before any list is read
         self._peers_named = self._peers_named or bool(peer_of(scope))
         key, address = self.address.locate(scope)
         client = Client(key, self._subjects_of(key, address), self._judge(scope, address))
         if memo_key is not None:
-            remember(self._clients, memo_key, client, MANY)
+            remember(clients, memo_key, client, MANY)
         return client
 
     def _judge(self, scope: Scope, address: Address | None) -> Decision | None:
@@ -226,8 +228,8 @@ class FollowingClients:
             file.check_if_due()
         generation = sum([file.generation for file in self._files])
         if generation != self._generation:
-            self._generation = generation
             self._clients.forget()
+            self._generation = generation  # last: no thread goes on before they are forgotten
         return self._clients.of(scope)
 
 

@@ -156,9 +156,10 @@ class Headers:
             taken: The names in the fields of middlewares within.
         """
         memo_key = (*[bucket for bucket, _, _ in checks], *taken)
-        rendered = self._rendered.get(memo_key)
+        memo = self._rendered
+        rendered = memo.get(memo_key)
         if rendered is None:
-            rendered = remember(self._rendered, memo_key, self._new([bucket for bucket, _, _ in checks], taken))
+            rendered = remember(memo, memo_key, self._new([bucket for bucket, _, _ in checks], taken))
         return rendered
 
     def _new(self, buckets: Sequence[Bucket], taken: Sequence[str]) -> Rendered:
@@ -172,7 +173,7 @@ class Headers:
 
     def forget(self) -> None:
         """Render everything again, because amounts have changed."""
-        self._rendered.clear()
+        self._rendered = {}  # a new dict: what another thread renders meanwhile goes into the old one
 
 
 class _InStyles(Rendered):

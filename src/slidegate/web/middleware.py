@@ -9,7 +9,7 @@ charged in one hit (`counting.py`); a refused request strikes (`signals.py`), is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypedDict, Unpack
@@ -132,9 +132,9 @@ class RateLimitMiddleware(FailsAtStartup):
     options: tuple[object, ...] = ()
     """Its options as they were given but for `enabled`, in the order of the signature; none if it shares its counts."""
     routed_app: object = None
-    _decides: frozenset[str] = frozenset()
+    _decides: Set[str] = frozenset()
     """The types of scopes that are decided without asking `_is_decided`: none during the first requests, while switched
-    off, and after a failed construction."""
+    off, and after a failed construction. `restart` replaces it, so that a request which began before adds nothing."""
     _is_within = False
     """Whether it is at a route or a mount, below what answers the exceptions of an application."""
 
@@ -171,6 +171,7 @@ class RateLimitMiddleware(FailsAtStartup):
     def begin_with(self, policy: Policy, enabled: bool) -> None:
         """Begin to guard the application by a policy."""
         self.policy = policy
+        self._decides = set()
         self.limiter = policy.limiter
         self.rules = policy.rules.given
         self.lists = policy.lists
@@ -203,7 +204,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def restart(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
-        self._decides = frozenset()
+        self._decides = set()
         self.policy.restart()
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -212,12 +213,13 @@ class RateLimitMiddleware(FailsAtStartup):
         """Decide one request, then call the application or refuse the request."""
         scope_type = scope["type"]
         if scope_type not in self._decides:
+            decides = self._decides
             if self.error is None and self.is_enabled and self.limiter.engine.overrides.is_off:
                 await self.limiter.engine.refresh()
             if not await self._is_decided(scope):
                 await self._pass_on(scope, receive, send)
                 return
-            send = self._inspected(scope, send)
+            send = self._inspected(scope, send, decides)
         policy = self.policy
         client = policy.clients.of(scope)  # once: nothing asks the scope for it again
         plan = policy.rules.always
@@ -294,12 +296,16 @@ class RateLimitMiddleware(FailsAtStartup):
             logger.exception("the names of limits cannot be compared")
         self.check_routes(self.routed_app)
 
-    def _inspected(self, scope: Scope, send: Send) -> Send:
-        """Look at one of the first requests for findings; return its `send`, which looks at the response as well."""
+    def _inspected(self, scope: Scope, send: Send, decides: Any) -> Send:
+        """Look at one of the first requests for findings; return its `send`, which looks at the response as well.
+
+        Args:
+            decides: `_decides`, from before the middleware was asked whether it decides.
+        """
         if self.policy.findings.requests_left:
             send = self.policy.inspection.of_request(self.policy, scope, send)
         else:
-            self._decides = _REQUESTS
+            decides.update(_REQUESTS)
         return send
 
     def check_routes(self, routed_app: object) -> None:

@@ -149,8 +149,10 @@ class RuleSet:
 
     def restart(self) -> None:
         """Make all plans again, because amounts have changed."""
-        self._plans.clear()
-        self._by_request.clear()
+        # New dicts: what another thread plans meanwhile, perhaps by the amounts of before, goes into the old ones. The
+        # plans of requests come last, which are made of plans of rules, as these are of rendered fields.
+        self._plans = {}
+        self._by_request = {}
         self.nothing = self.plan_of((), (), Traits(is_enforced=False))
         if self._is_one_plan:
             self.always = self.match({"type": "http", "path": "/"})
@@ -183,6 +185,7 @@ class RuleSet:
 
     def _new_plan(self, scope: Scope, is_preflight: bool, memo_key: object) -> Plan:
         """Return the plan of a request, and remember it if all with the same type, method, path and root have it."""
+        by_request = self._by_request  # before any amount is read
         texts = self._reader.texts(scope)
         matches = self.matches_of(scope, texts)
         is_lasting = True
@@ -194,7 +197,7 @@ class RuleSet:
             strikes = self._honeypots(texts)
         plan = self.plan_of(matches, strikes, Traits(is_preflight))
         if is_lasting:
-            remember(self._by_request, memo_key, plan, MANY, PATH_BYTES)
+            remember(by_request, memo_key, plan, MANY, PATH_BYTES)
         return plan
 
     def matches_of(self, scope: Scope, texts: Texts) -> list[RuleMatch]:
@@ -221,12 +224,13 @@ class RuleSet:
         if traits.is_preflight and not traits.is_evaluated:
             matches = [RuleMatch(bound.for_preflights(), ends) for bound, ends in matches]
         memo_key = *matches, *map(id, strikes), traits  # signals live as long as the policy, so their ids stay theirs
-        plan = self._plans.get(memo_key)
+        plans = self._plans
+        plan = plans.get(memo_key)
         if plan is None:
             plan = Plan(tuple(matches), strikes, traits, self._headers)
             plan.effects = self._effects_of(plan)
             if not traits.is_brief:
-                remember(self._plans, memo_key, plan)
+                remember(plans, memo_key, plan)
         return plan
 
     # -- rules with their buckets --------------------------------------------------------------------------------------

@@ -1,0 +1,154 @@
+"""Threads that take turns: one of them runs at a time, and a schedule decides where it is interrupted, and by which.
+
+A thread may be interrupted before it acquires a lock that `turning_locks` has made, and before each line of the traced
+files. So every wait for a lock may take any time, and what happens is the same in each run. `hurry.py` lets threads
+race for real.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from threading import Semaphore, get_ident
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+from slidegate.stores import forks
+from slidegate.stores.memory import shard, store
+
+from .hurry import PATIENCE_S
+
+Choice = Callable[[int, Sequence[int]], int]
+"""Returns which thread goes on, given the one that runs and those that can."""
+
+
+class Turns:
+    """Threads of one run, by number; `choose` decides who goes on, and `files` are traced."""
+
+    def __init__(self, choose: Choice, files: Sequence[str] = ()) -> None:
+        self.choose, self.files = choose, tuple(files)
+        self.running, self.waits = 0, dict[int, TurningLock | None]()
+
+    def run(self, *work: Callable[[], object]) -> None:
+        """Run some work, each in a thread of its own; the first one begins."""
+        self.gates = [Semaphore(0) for _ in work]
+        self.waits = dict.fromkeys(range(len(work)))
+        TurningLock.turns = self
+        with ThreadPoolExecutor(len(work)) as pool:
+            ended = [pool.submit(self._run, number, act) for number, act in enumerate(work)]
+            self.gates[0].release()
+        TurningLock.turns = None
+        for each in ended:
+            each.result()
+
+    def _run(self, number: int, act: Callable[[], object]) -> None:
+        before = sys.gettrace()
+        self._wait(number)
+        try:
+            sys.settrace(self._trace)
+            act()
+        finally:
+            sys.settrace(before)
+            del self.waits[number]
+            if self.waits:
+                self._switch(min(self._ready()))
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.endswith(self.files):
+            return None
+        if event == "line":
+            self.point()
+        return self._trace
+
+    def _ready(self) -> list[int]:
+        return [number for number, lock in self.waits.items() if lock is None or lock.owner is None]
+
+    def _switch(self, number: int) -> None:
+        self.running = number
+        self.gates[number].release()
+
+    def _wait(self, number: int) -> None:
+        assert self.gates[number].acquire(timeout=PATIENCE_S), "all others wait, too"
+
+    def point(self, lock: "TurningLock | None" = None) -> None:
+        """Let others go on, if the schedule says so; until a lock is free, if one is given."""
+        number = self.running
+        self.waits[number] = lock
+        chosen = self.choose(number, self._ready())
+        if chosen != number:
+            self._switch(chosen)
+            self._wait(number)
+        self.waits[number] = None
+
+
+class TurningLock:
+    """A lock, for which a thread of a run waits as long as the schedule likes."""
+
+    turns: Turns | None = None
+
+    def __init__(self) -> None:
+        self.owner: int | None = None
+        self.depth = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        me, turns = get_ident(), self.turns
+        if turns is not None and self.owner != me:
+            turns.point()
+        while self.owner not in (None, me):
+            if not blocking:
+                return False
+            assert turns is not None
+            turns.point(self)
+        self.owner, self.depth = me, self.depth + 1
+        return True
+
+    def release(self) -> None:
+        if self.owner != get_ident():
+            raise RuntimeError("this thread has not acquired it")
+        self.depth -= 1
+        if not self.depth:
+            self.owner = None
+
+    __enter__ = acquire
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+@contextmanager
+def turning_locks() -> Iterator[None]:
+    """Let stores and limiters that are made meanwhile have locks of this kind."""
+    places = ((store, "RLock"), (shard, "RLock"), (shard, "Lock"), (forks, "Lock"))
+    patches = [patch.object(module, name, TurningLock) for module, name in places]
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def interrupted(work: Callable[[], Sequence[Callable[[], object]]], files: Sequence[str] = ()) -> Iterator[int]:
+    """Run the first of two threads up to a point, the second one to its end, and the rest of the first: at each point.
+
+    Args:
+        work: Returns the two, anew for each run. What it has prepared is checked after each, in the body of the loop.
+        files: The ends of the names of traced files.
+    """
+    for at in count():
+        passed = 0
+
+        def choose(number: int, ready: Sequence[int], at: int = at) -> int:
+            nonlocal passed
+            passed += number == 0
+            if number == 0 and passed > at and 1 in ready:
+                return 1
+            return number if number in ready else min(ready)
+
+        Turns(choose, files).run(*work())
+        yield at
+        if passed <= at:
+            return
