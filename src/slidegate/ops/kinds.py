@@ -1,12 +1,12 @@
-"""Kinds of keys, as published rules name what they read, how the keys of each begin, and what one key stands for."""
+"""Kinds of keys: what is known of each, how its keys begin, and what one key stands for."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from .. import Limiter, client_ip
+from .. import Limiter, client_ip, cookie, header, query
 from ..core import Ban
 from ..core.addresses import AddressRange, network_of
 from ..limiter import PublishedRule
@@ -18,10 +18,46 @@ FUNCTION: Final = "function"
 _DIGEST: Final = re.compile("(.*)#[0-9a-f]{32}")
 _SHOWN: Final = 31
 """How much of a kind stands in front of a digest: keys have at most 64 characters."""
-_IN_TEXT: Final = ("user", "mcp_tool")
-"""The kinds whose values stand in the keys as text."""
-_SENT: Final = ("header", "cookie", "query", "user")
-"""The kinds in place of which a client's address counts if its request has none."""
+
+
+class Kind(NamedTuple):
+    """What the keys of a kind have in common.
+
+    Attributes:
+        of_people: Whether each of several people behind one address may have a key of its own.
+        else_address: Whether the client's address counts for a request without such a key.
+        in_text: Whether the value stands in the key as text; else as a digest.
+        logged: Whether an access log has what the key is made of.
+        named: Makes the key of a named value that clients send, which operators type; None for other kinds.
+    """
+
+    of_people: bool = True
+    else_address: bool = False
+    in_text: bool = False
+    logged: bool = False
+    named: Callable[[str], Any] | None = None
+
+
+_OF_FUNCTIONS: Final = Kind()
+_OF_ADDRESSES: Final = Kind(of_people=False, logged=True)
+KINDS: Final = {
+    **dict.fromkeys((ADDRESS, "client", EVERYONE, "network", "asn", "country"), _OF_ADDRESSES),
+    "mcp_tool": Kind(of_people=False, in_text=True),
+    "path": Kind(logged=True),
+    "query": Kind(else_address=True, logged=True, named=query),
+    "header": Kind(else_address=True, named=header),
+    "cookie": Kind(else_address=True, named=cookie),
+    "user": Kind(else_address=True, in_text=True),
+}
+"""The kinds by the word with which their names and keys begin; all others are those of functions."""
+
+
+def named_kind(text: str) -> Kind:
+    """Return what is known of a kind, given its name or one of its keys."""
+    word = text.partition(":")[0].partition("/")[0]
+    if word not in KINDS and network_of(text) is not None:
+        return _OF_ADDRESSES
+    return KINDS.get(word, _OF_FUNCTIONS)
 
 
 def kind_of(key: str) -> str:
@@ -55,7 +91,7 @@ def beginnings_of(kind: str) -> tuple[str, ...]:
     if name == "network":
         return (f"{by}:",)
     # Of a long name there is a digest, as of all long texts.
-    if name in _IN_TEXT:
+    if named_kind(kind).in_text:
         return f"{name}:", "long#"
     digests = f"{digest_prefix(kind)}#"
     # Combined keys have `+` between their kinds, but so may the name of a header.
@@ -105,7 +141,7 @@ class Subject:
             return "", ""
         if rule.key == ADDRESS:
             return _truncated(self._typed, rule), ""
-        if rule.key.partition(":")[0] in _SENT and "+" not in rule.key:
+        if named_kind(rule.key).else_address and "+" not in rule.key:
             return _truncated(self._typed, rule), f" without {rule.key}"
         return "", ""
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 from .. import ConfigurationError, Limiter
 from ..core.addresses import network_of
 from ..limiter import Publication, PublishedRule, inspect_keys
-from .kinds import EVERYONE, FUNCTION, beginnings_of, kind_of
-from .rows import KEYED, listed, row_of_ban
+from .kinds import EVERYONE, FUNCTION, beginnings_of, kind_of, named_kind
+from .rows import listed, row_of_ban
 
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
 _OF_CLIENT: Final = re.compile("peer:.|unknown-peer$|asn:[0-9]")
@@ -101,7 +101,7 @@ def _rules_that_read(published: Sequence[Publication], key: str) -> Iterator[Pub
 def _remedy_of(kind: str) -> str:
     """Return what reads such keys on every request."""
     source, _, name = kind.partition(":")
-    if source in KEYED:
+    if named_kind(kind).named is not None:
         return f'; BanPolicy(key={source}("{name}")) reads it on every request'
     if kind == "user":
         return "; BanPolicy(key=user) reads it on every request"

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from .. import ConfigurationError, cookie, header, query
+from .. import ConfigurationError
 from ..core import Ban, LimitState
 from ..limiter import Action, Override
-from .kinds import digest_prefix
+from .kinds import digest_prefix, named_kind
 
-KEYED: Final = {"header": header, "cookie": cookie, "query": query}
-"""The kinds of keys whose values clients send."""
 _S: Final = 1_000_000
 _UNITS: Final = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 """The units of a length of time, with the next smaller one, in seconds."""
@@ -118,7 +116,7 @@ def key_of(key: str, value: str | None = None) -> Any:
     """
     kind, _, rest = key.partition(":")
     name, _, digest = rest.partition("#")
-    source = KEYED.get(kind.lower())
+    source = named_kind(kind.lower()).named
     if value is not None and (source is None or not name or digest):
         raise ConfigurationError(
             f"expected a key such as header:X-API-Key, cookie:device or query:token beside it, not {key!a}", "value"

@@ -12,10 +12,11 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from ..core import Check, Decision
+from ..core import Check, Decision, Reason
 from ..core.addresses import network_of
 from ..core.memo import remember
 from ..events import Outcome, Passed
+from .kinds import named_kind
 from .metrics import OTHER, rules_of
 from .slices import Clients, Series
 from .traffic import SeriesName, Traffic, add_to
@@ -27,8 +28,6 @@ NO_ROUTE: Final = "(no route)"
 
 OTHERS: Final[SeriesName] = ((OTHER,), OTHER)
 """The name of requests beyond `MAX_SERIES` combinations of rules and route."""
-_OF_PEOPLE: Final = ("user", "header", "cookie", "combined")
-"""The kinds of keys that each of several people behind one address has."""
 
 
 class Tally:
@@ -114,23 +113,28 @@ class Tally:
             self._traffic((rule,), "").shadow_refused += 1
 
     def _count_refused(self, outcome: Outcome, refusal: Decision, checks: Sequence[Check]) -> None:
-        """Count a refused request for its client and its keys."""
+        """Count a refused request for its client, and for those of its keys whose limit or ban refused it."""
         keys = self._keys_of(checks, outcome.client)
-        ban = refusal.ban
-        # No check names the key of a ban where a policy reads it and no rule does.
-        if ban is not None and ban.key != outcome.client and network_of(ban.key) is None:
-            keys.add(ban.key)
         by = refusal.by  # of a list, or of the maker of a ban
         if outcome.rules:
             by = outcome.rules[0]
-        for counts in (self.clients[outcome.client], *[self.keys[key] for key in keys]):
-            counts.count_refused(refusal, by)
-        self._note_others(outcome.client, keys)
+        self.clients[outcome.client].count_refused(refusal, by)
+        refusing = {state.key: state.label for state in refusal.states if state.retry_after_us != 0}
+        if refusal.reason is Reason.UNAVAILABLE:
+            refusing = dict.fromkeys(keys, by)
+        ban = refusal.ban
+        # No check names the key of a ban where a policy reads it and no rule does.
+        if ban is not None and network_of(ban.key) is None:
+            refusing = {ban.key: by}
+        own_keys = refusing.keys() - {outcome.client, self._everyone}
+        for key in own_keys:
+            self.keys[key].count_refused(refusal, refusing[key])
+        self._note_others(outcome.client, keys | own_keys)
 
     def _note_others(self, client: str, keys: Iterable[str]) -> None:
-        """Note with which users, cookies and API keys a client came."""
+        """Note with which keys of people, such as users and API keys, a client came."""
         for key in keys:
-            if key.startswith(_OF_PEOPLE):
+            if named_kind(key).of_people:
                 digest = f"{zlib.crc32(key.encode(errors='replace')):08x}"
                 add_to(self.clients[client].others, digest, 1)
 

@@ -19,12 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ... import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, client_key
 from ...core import Event
 from ...events import Outcome
+from ..kinds import FUNCTION, named_kind
 from .lines import AccessRecord
 
 MAX_KEYS: Final = 2_000_000
 """The most windows, and the most bans, that a replay keeps."""
-_UNLOGGED: Final = ("header:", "cookie:", "user", "mcp_tool:", "function")
-"""How the names of keys begin whose values logs seldom have."""
 _FULL: Final = ("keys_shared", "bans_full")
 """The events of a store that is full, whose decisions would no longer be those of the live one."""
 
@@ -121,8 +120,8 @@ class Replay:
             self.unwaited.append(rule.label)
         if rule.key is None:
             return
-        name = getattr(rule.key, "identity", "function")
-        if any(part.startswith(_UNLOGGED) for part in name.split("+")):
+        name = getattr(rule.key, "identity", FUNCTION)
+        if not all(named_kind(part).logged for part in name.split("+")):
             self.keyed.append(f"{rule.label} ({name})")
 
 
