@@ -14,12 +14,12 @@ from inspect import Parameter, Signature
 from typing import Any, Final, NoReturn, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 from weakref import ref
 
-from starlette.exceptions import HTTPException, WebSocketException
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from ..core.decision import Decision, Reason
+from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
@@ -32,7 +32,7 @@ from .endpoint_rule import LIMITS_MARK, EndpointOptions, EndpointRule, decorated
 from .keys import Key, path_parameters
 from .plan import Plan, RuleMatch, Traits
 from .policy import Finding, Policy
-from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
+from .refusals import Answer, Refusals, close_of, takes_answer
 from .routes import attribute_of
 from .rule_set import EXEMPT_MARK
 from .rules import Limits, LimitsFunction, Rule, method_of
@@ -239,10 +239,7 @@ class RateLimit:
         if refusals.wants("exceeded") and (is_websocket or not visit.status):
             visit.effects = [*visit.effects, ReportRefusal(decision, scope)]
         if is_websocket and (visit.status or not takes_answer(scope)):
-            if decision.reason is Reason.BANNED:
-                raise WebSocketException(POLICY_VIOLATION, "banned")
-            code = TRY_AGAIN_LATER if visit.status else POLICY_VIOLATION
-            raise WebSocketException(code, "Too many requests.")
+            raise close_of(decision, is_accepted=bool(visit.status))
         raise EndpointRefusal(decision, visit.answer)
 
     def _plan(self, policy: Policy, scope: Scope, endpoint: Any) -> Plan:

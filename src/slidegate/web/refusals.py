@@ -16,6 +16,7 @@ from http.client import responses
 from inspect import isawaitable
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from starlette.exceptions import WebSocketException
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -151,6 +152,10 @@ class Refusals:
             send: Its send channel.
             names_limits: See `answer`.
         """
+        if visit.status == STARTS["websocket.accept"]:
+            close = close_of(decision, is_accepted=True)
+            await close_websocket(send, close.code, close.reason)
+            return
         answer = self.answer(decision, names_limits=names_limits)
         if visit.scope is None:  # the handler is around the middleware, which is one of a route, and over
             send = _adding_fields(visit, send)
@@ -320,6 +325,16 @@ def takes_answer(scope: Scope) -> bool:
     """Return whether the server can send a full answer; not every server can answer a websocket handshake."""
     extensions = scope.get("extensions")
     return scope["type"] == "http" or (isinstance(extensions, Mapping) and "websocket.http.response" in extensions)
+
+
+def close_of(refusal: Decision, *, is_accepted: bool) -> WebSocketException:
+    """Return what closes a refused websocket whose client gets no answer."""
+    if refusal.reason is Reason.BANNED:
+        return WebSocketException(POLICY_VIOLATION, "banned")
+    code = POLICY_VIOLATION
+    if is_accepted:
+        code = TRY_AGAIN_LATER
+    return WebSocketException(code, "Too many requests.")
 
 
 async def close_websocket(send: Send, code: int, reason: str = "") -> None:
