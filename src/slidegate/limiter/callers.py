@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..core.buckets import Bucket
@@ -90,7 +90,7 @@ class Callers:
             caller.restart()
 
 
-def living(objects: WeakValueDictionary[int, T]) -> list[T]:
+def living(objects: WeakValueDictionary[Any, T]) -> list[T]:
     """Return the objects that exist, oldest first, while other threads may add some."""
     existing: list[T] = []
     for reference in objects.valuerefs():

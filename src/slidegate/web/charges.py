@@ -17,6 +17,7 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
 from ..limiter import check_cost
 from ..limiter.aio import to_the_end
+from ..limiter.callers import living
 from ..limiter.engine import Engine
 from .client_ip import client_ip
 from .plan import DISABLED, EXEMPT
@@ -274,7 +275,7 @@ def _check_uncounted(visit: Visit, rule: str | None, counted: Iterable[str], cal
     """
     if any(decision.reason in UNCOUNTED for _, decision in visit.decisions):  # on the allowlist, or switched off
         return
-    names_above = {bucket.label for policy, _ in visit.decisions for bucket in policy.buckets()}
+    names_above = {known.label for policy, _ in visit.decisions for known in living(policy.rules.first_by_name)}
     if rule in names_above:
         return
     names = ", ".join(map(repr, counted)) or "none"

@@ -196,11 +196,11 @@ class RateLimit:
         if visit is None or not visit.plan.is_enforced:
             return
         policy = visit.policy
-        rule = self.rule
-        if rule.methods is not None and not rule.may_match(scope["type"], method_of(scope)):
-            return
         # Where no route names an endpoint, all that reach equal limits have one count.
         plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or RateLimit)
+        # After the plan, so that `charge` knows the limit of a request that it does not count.
+        if self.rule.methods is not None and not self.rule.may_match(scope["type"], method_of(scope)):
+            return
         if policy.findings.requests_left:
             policy.inspection.of_endpoint(visit, plan.matches[0].bound.rule, scope)
         if not plan.is_direct:  # it may call functions
