@@ -315,8 +315,11 @@ class DefaultLimits:
         if route is None:
             return [self.at_route()], False
         bound: list[BoundRule] = []
-        # The function of the method, of an endpoint that is a class.
-        handler = getattr(route.endpoint, str(scope.get("method")).lower(), None)
+        # The function of the method, of an endpoint that is a class, where `get` answers HEAD unless `head` does.
+        name = str(scope.get("method")).lower()
+        if name == "head" and not hasattr(route.endpoint, name):
+            name = "get"
+        handler = getattr(route.endpoint, name, None)
         if not any(EXEMPT_MARK in getattr(function, "__dict__", ()) for function in (*layers(route.endpoint), handler)):
             bound = [self.at_route(route.label)]
         elif is_ambiguous(scope["path"]):  # it may lead to another endpoint, so it is not exempt
