@@ -231,11 +231,11 @@ def _named_charges(
     """
     by_rule: Mapping[Any, Any] = {rule: units}
     if isinstance(units, Mapping):
-        by_rule = units
         if rule is not None:
             raise ConfigurationError(
                 f"{caller}: rule={rule!r} cannot be combined with the names in {units!r}; remove one of them"
             )
+        by_rule = units
     for number in by_rule.values():
         check_cost(number, argument)
     visit = visit_of(request, caller)

@@ -286,7 +286,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if self._is_within:  # what is beside it meets no request of its own
             routed_app = self.app
         try:
-            compare_names(RateLimitMiddleware, self.policy, routed_app)
+            compare_names(self.policy, routed_app)
         except ConfigurationError as error:
             if self._is_within:
                 self.policy.findings.report([Finding("SG143", str(error))])

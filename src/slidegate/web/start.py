@@ -103,11 +103,10 @@ async def fail_startup(error: Exception, scope: Scope, receive: Receive, send: S
 # -- the names of limits -----------------------------------------------------------------------------------------------
 
 
-def compare_names(kind: Any, policy: Policy, app: object) -> None:
+def compare_names(policy: Policy, app: object) -> None:
     """Compare the names of the limits of a middleware and of everything within.
 
     Args:
-        kind: The class of middlewares, of which mounted applications may not have built theirs yet.
         policy: The policy of the middleware.
         app: The application.
 
@@ -119,7 +118,7 @@ def compare_names(kind: Any, policy: Policy, app: object) -> None:
     for route, above, inside in chain([(app, "", ())], walk(app)):
         around = [policy]
         for within in (app, *inside, attribute_of(route, "app")):
-            around += _policies_in(within, kind, built)
+            around += _policies_in(within, built)
         for outer, inner in combinations(around, 2):
             both = outer.names.unnamed & inner.names.unnamed
             if both and outer.limiter is inner.limiter and outer is not inner:
@@ -136,20 +135,21 @@ def compare_names(kind: Any, policy: Policy, app: object) -> None:
                 raise ConfigurationError(problem)
 
 
-def _policies_in(app: object, kind: Any, built: dict[int, Any]) -> Iterator[Policy]:
+def _policies_in(app: object, built: dict[int, Any]) -> Iterator[Policy]:
     """Yield the policies of the middlewares around the routes of an application, from the outside in.
 
     Args:
-        built: What this function has built so far, by the identity of what is to be built.
+        built: What this function has built so far, by the identity of what an application has added.
     """
     for layer in layers(app):
         stack = attribute_of(layer, "middleware_stack")
-        things: list[Any] = [layer, *layers(stack)]
-        if stack is None:  # Starlette builds it at the first request
-            things += attribute_of(layer, "user_middleware", ())
-        for thing in things:
-            middleware = thing
-            if kind in attribute_of(attribute_of(thing, "cls"), "__mro__", ()):
-                middleware = built.get(id(thing)) or built.setdefault(id(thing), thing.cls(layer, **thing.kwargs))
-            if isinstance(middleware, kind) and middleware.is_enabled:
-                yield middleware.policy
+        middlewares = [layer, *layers(stack)]
+        if stack is None:  # Starlette builds it at the first request; only a constructor knows the limits of a subclass
+            for added in attribute_of(layer, "user_middleware", ()):
+                if FailsAtStartup in attribute_of(added.cls, "__mro__", ()) and added.kwargs.get("enabled", True):
+                    if id(added) not in built:
+                        built[id(added)] = added.cls(layer, *added.args, **added.kwargs)
+                    middlewares += layers(built[id(added)])
+        for middleware in middlewares:
+            if isinstance(middleware, FailsAtStartup) and attribute_of(middleware, "is_enabled"):
+                yield attribute_of(middleware, "policy")
