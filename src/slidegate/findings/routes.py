@@ -55,31 +55,33 @@ def about_order(rule_set: RuleSet, routes: Sequence[MountedRoute]) -> Iterator[F
     # Without a rule that ends the list all that match apply, in any order.
     if not any(rule.is_final for rule in rule_set.given):
         return
-    for rule in rule_set.given:
-        first_rules: set[Rule] = set()  # of the requests that reach this one
-        ended_by: set[Rule] = set()  # the last rules of the others
+    for place, rule in enumerate(rule_set.given):
+        # The rules above it that count each request which reaches it.
+        counting = [above for above in rule_set.given[:place] if above.action == "limit" and above.when is None]
+        is_reached = False
+        ended_by: set[Rule] = set()  # the last rules of the requests that do not reach it
         for rules in _rules_of_examples(rule_set, rule, routes):
             if rule in rules:
-                first_rules.add(rules[0])
+                is_reached = True
+                counting = [above for above in counting if above in rules]
             else:
                 ended_by.add(rules[-1])
-        if len(first_rules or ended_by) != 1:  # no single rule to name
-            continue
-        (above,) = first_rules or ended_by
-        # A rule that does the same as the one that ends the list is not missed.
-        if not first_rules and (rule.counts or (rule.action, rule.status) != (above.action, above.status)):
-            yield Finding(
-                "SG133",
-                f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends "
-                "the list; write the narrower rule first",
-            )
-        is_counting = above.counts and above.when is None and not above.is_shadow
-        if first_rules and rule.exempts and is_counting:
-            yield Finding(
-                "SG134",
-                f"rule {rule.label!r} is exempt, but rule {above.label!r} above it counts its requests all the "
-                "same; write exemptions first",
-            )
+        if is_reached:
+            if rule.exempts and counting:
+                yield Finding(
+                    "SG134",
+                    f"rule {rule.label!r} is exempt, but rule {counting[0].label!r} above it counts its requests all "
+                    "the same; write exemptions first",
+                )
+        elif len(ended_by) == 1:  # else no single rule takes them
+            (above,) = ended_by
+            # A rule that does the same as the one that ends the list is not missed.
+            if rule.counts or (rule.action, rule.status) != (above.action, above.status):
+                yield Finding(
+                    "SG133",
+                    f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends "
+                    "the list; write the narrower rule first",
+                )
 
 
 def _rules_of_examples(rule_set: RuleSet, rule: Rule, routes: Sequence[MountedRoute]) -> Iterator[list[Rule]]:
