@@ -81,11 +81,11 @@ class Blocklist:
             self._spared = Networks.of_ranges([*PRIVATE.ranges(), *trusted.ranges()])
 
     def find(self, version: int, value: int) -> str | None:
-        """Return the name of the list if it refuses an address; None if not."""
+        """Return the name of the list if it refuses an address, ``blocklist`` without one; None if not."""
         name = self._networks.find(version, value)
-        if name is not None and self._spared.covers(version, value):
+        if name is None or self._spared.covers(version, value):
             return None
-        return name
+        return name or "blocklist"
 
     def ranges(self) -> Iterator[AddressRange]:
         """Yield the ranges that it refuses."""
