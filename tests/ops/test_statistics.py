@@ -217,7 +217,7 @@ class Fleet:
     def _sums_by(self, whose: Callable[[Outcome], set[str]]) -> dict[str, Counter[str]]:
         found: dict[str, Counter[str]] = {}
         for at_us, name in self.written:
-            if at_us // (60 * SECOND_US) > self.rows.clock() // (60 * SECOND_US) - 5:
+            if at_us // (60 * SECOND_US) > self.rows.clock() // (60 * SECOND_US) - 6:
                 for key in whose(OUTCOMES[name]):
                     found[key] = found.get(key, Counter()) + counts_of(name)
         return found
@@ -274,6 +274,8 @@ async def check_sums(fleet: Fleet, window: str) -> None:
     found, other = await asyncio.gather(first.read(window), first.read(window))
     assert found == other
     window_us, now_us = WINDOWS_S[window] * SECOND_US, fleet.rows.clock()
+    if window == "5m":  # and the running minute, as clients are counted
+        window_us += now_us % (60 * SECOND_US) + 1
     step_us = next(step_us for step_us, kept in STEPS.values() if window_us <= step_us * kept)
     steps = fleet.steps(step_us, -(-window_us // step_us))
     assert [counts(step) for step in found.steps] == steps

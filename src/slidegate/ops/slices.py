@@ -24,10 +24,10 @@ TOP_CLIENTS: Final = 100
 CLIENTS: Final = "stats9-clients"
 KEYS: Final = "stats9-keys"
 STEPS: Final = {
-    "stats8-5s": (5_000_000, 60),
+    "stats8-5s": (5_000_000, 72),
     "stats8-5m": (300_000_000, 288),
-    CLIENTS: (60_000_000, 5),
-    KEYS: (60_000_000, 5),
+    CLIENTS: (60_000_000, 6),
+    KEYS: (60_000_000, 6),
 }
 """The length of the slices of each kind in microseconds, and how many are kept.
 

@@ -218,7 +218,8 @@ class Statistics(Observer):
         """Return the counts of all workers; those of this worker are written first.
 
         Args:
-            window: How far back, up to 24 hours; rounded up to 5 seconds, beyond 5 minutes to 5 minutes.
+            window: How far back, up to 24 hours; rounded up to 5 seconds, beyond 6 minutes to 5 minutes. Five minutes
+                are the last five full minutes and the running one, as for `clients`.
             rule: The name of a rule, to include only the requests that it counted or refused.
             route: A route as `Stats.routes` names it, to include only the requests to it.
 
@@ -226,8 +227,8 @@ class Statistics(Observer):
             ConfigurationError: The window is not a duration, or longer than 24 hours.
             StoreError: The store does not answer.
         """
-        steps = steps_of(window)
-        return await read_stats(self._limiter, steps, rule, route, await self.publish())
+        now_us = await self.publish()
+        return await read_stats(self._limiter, steps_of(window, now_us), rule, route, now_us)
 
     async def clients(self, limit: int = 50) -> Ranking:
         """Return the clients of the last five minutes with the most requests, and those with the most refused ones.

@@ -30,6 +30,9 @@ END_S: Final = 5.0
 """How long the end of an application waits for a store that does not answer, in seconds."""
 KEPT_US: Final = 86_400_000_000
 """How long the events of a worker are shown, in microseconds."""
+MINUTE_US: Final = 60_000_000
+FIVE_MINUTES_US: Final = 5 * MINUTE_US
+"""A window of so many microseconds has the last five full minutes and the running one, wherever it is shown."""
 WORKERS: Final = "stats7-workers"
 EVENTS: Final = "stats8-events"
 
@@ -42,13 +45,15 @@ class Steps(NamedTuple):
     number: int
 
 
-def steps_of(window: str | timedelta) -> Steps:
-    """Return the slices of a window.
+def steps_of(window: str | timedelta, now_us: int) -> Steps:
+    """Return the slices of a window up to now.
 
     Raises:
         ConfigurationError: The window is not a duration, or longer than 24 hours.
     """
     window_us = parse_duration_us(window, "window")
+    if window_us == FIVE_MINUTES_US:  # and the running minute, as clients are counted
+        window_us += now_us % MINUTE_US + 1
     for kind, (step_us, slice_count) in STEPS.items():
         if window_us <= step_us * slice_count:
             return Steps(kind, step_us, -(-window_us // step_us))

@@ -22,7 +22,7 @@ from ...core.errors import quoted
 from ...limiter import Action, Override, Publication, keys_refusing
 from ..explain import MOST_CLIENTS, MOST_EVENTS, Answers, Facts, facts_in
 from ..rows import key_of
-from ..slices import CLIENTS, KEYS, STEPS
+from ..slices import CLIENTS, KEYS
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..stats_rows import read_events, read_ranking, read_stats, steps_of
 from ..tasks import together
@@ -144,13 +144,8 @@ class Service:
 
     async def _read_counts(self, window: str, rule: str, route: str, up_to_us: int) -> Counts:
         """Read counts up to a time that counts of clients share; for 0, up to now."""
-        steps = steps_of(window)
         now_us = up_to_us or await self.publish()
-        if up_to_us:  # the time for which clients are counted: the running minute and the four before it
-            client_us, kept = STEPS[CLIENTS]
-            first_us = max(now_us // client_us - kept + 1, 0) * client_us
-            steps = steps._replace(number=now_us // steps.step_us - first_us // steps.step_us + 1)
-        stats = await read_stats(self.limiter, steps, rule or None, route or None, now_us)
+        stats = await read_stats(self.limiter, steps_of(window, now_us), rule or None, route or None, now_us)
         at = time()
         return Counts(window, stats, at - (now_us - stats.start_us) / 1_000_000, at)
 
