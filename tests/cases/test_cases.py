@@ -37,7 +37,7 @@ from ..virtual_time import use_virtual_time
 from ..web.stage import Stage
 
 HEAD = """\
-import asyncio, os
+import asyncio, httpx, os, re
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response, WebSocket
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -46,9 +46,19 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.routing import Mount, Route, Router
 from starlette.testclient import TestClient
 from slidegate import *
+from slidegate.dashboard import Dashboard
+from slidegate.ops.statistics import Statistics
 
 limiter = Limiter.from_url(os.environ["SLIDEGATE_STORE"], deadline="60s")
 app = FastAPI()
+
+async def ask(path, **form):
+    "Return what a new dashboard answers or where it leads; statistics count from the first on."
+    sent = {"method": "POST" if form else "GET", "url": f"http://t/{path}", "data": form or None}
+    transport = httpx.ASGITransport(Dashboard(limiter, user=lambda request: "ann"))
+    async with httpx.AsyncClient(transport=transport, headers={"Sec-Fetch-Site": "same-origin"}) as client:
+        answer = await client.request(**sent)
+    return answer.headers.get("location") or (answer.json() if path.startswith("api/") else answer.text)
 """
 BEGINS = re.compile("^== ", re.MULTILINE)
 ENTRY = re.compile(r"^((?:\|.*\n)+|(?:>|>>>|\$) .*\n)", re.MULTILINE)

@@ -140,6 +140,8 @@ def _part(part: int, whole: int) -> str:
     percent = 100 * part / whole
     if percent >= 99.5:  # in two digits it would be 1e+02
         return f"{part:,} (100 %)"
+    if 0 < percent < 0.01:
+        return f"{part:,} (< 0.01 %)"
     return f"{part:,} ({percent:.2g} %)"
 
 

@@ -27,11 +27,11 @@ TITLES: Final = {"": "Now", "clients": "Clients", "bans": "Bans", "configuration
 _OPERATIONS: Final = {
     "ban": ("POST", "bans"),
     "unban": ("DELETE", "bans"),
-    "change": ("PUT", "limits"),
+    "override": ("PUT", "limits"),
     "restore": ("DELETE", "limits"),
 }
-"""The operation of each form that changes something."""
-_FILTERS: Final = (texts.count, texts.ms, texts.span, texts.moment, texts.plain, texts.timed)
+"""The operation of each form that changes something, by the kind of action that it is in the history."""
+_FILTERS: Final = (texts.count, texts.digits, texts.ms, texts.span, texts.moment, texts.plain, texts.timed)
 _GLOBALS: Final[dict[str, Any]] = {
     "rate": texts.rate,
     "share": texts.share,
@@ -104,14 +104,19 @@ class Page:
         return self._draw(name, status, {**variables, "view": view, "notice": notice})
 
     async def _notice(self, query: Query) -> str:
-        """Return the text about the change that was made just before; empty without one."""
+        """Return the text about the change that was made just before; empty unless it is the last of its target."""
         done = query.get("done")
-        key = query.get("key")
-        if done not in _OPERATIONS:
+        if done is None:
+            return ""
+        target = query.get("key", query.get("name", ""))
+        kinds = [action.kind for action in await self._service.history() if action.target == target]
+        if done not in kinds[:1]:
             return ""
         text = "The change is made; all workers know it within a second."
-        if done == "ban" and key:
-            text += f" Of the ban: {where_banned(await self._service.published(), key)}."
+        if not self._limiter.store.shared_rows:
+            text = "The change is made in this worker alone: the store is in memory."
+        if done == "ban":
+            text += f" Of the ban: {where_banned(await self._service.published(), target)}."
         return text
 
     def problem(self, path: str, problem: HTTPException) -> Response:
@@ -151,7 +156,7 @@ class Page:
             return await self.show(path, query, wrong)
         if "key" in changed:
             return _redirect(path, key=changed["key"], done=action)
-        return _redirect(path, done=action)
+        return _redirect(path, name=changed["name"], done=action)
 
 
 def _fields_of(form: Mapping[str, str]) -> dict[str, str]:

@@ -29,12 +29,12 @@ def rate(number: float, seconds: float) -> str:
     for unit, unit_s in (("a second", 1), ("a minute", 60), ("an hour", 3_600)):
         times = number * unit_s / seconds
         if times >= 1:
-            return f"{_digits(times)} {unit}"
+            return f"{digits(times)} {unit}"
     return f"{count(number)} in {seconds / 3_600:.3g} h"
 
 
-def _digits(value: float) -> str:
-    """Return a number in three digits."""
+def digits(value: float) -> str:
+    """Return a number in three digits, or a whole one from 100 on."""
     if value >= 100:
         return count(value)
     return f"{value:.3g}"
@@ -44,6 +44,8 @@ def share(part: float, whole: float) -> str:
     """Return a share in percent."""
     if not whole:
         return NO_VALUE
+    if part and part < whole / 10_000:
+        return "< 0.01 %"
     return f"{100 * part / whole:.3g} %"
 
 
@@ -53,7 +55,7 @@ def ms(value_us: float | None) -> str:
         return NO_VALUE
     if value_us >= 10_000_000:
         return f"{value_us / 1_000_000:.1f} s"
-    return f"{_digits(value_us / 1_000)} ms"
+    return f"{digits(value_us / 1_000)} ms"
 
 
 def span(seconds: float) -> str:
