@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from slidegate.stores.redis.held import CLOCK_ERROR, ROUNDING_US
+from slidegate.stores.redis.unit_leases import CLOCK_ERROR, ROUNDING_US
 
 z3 = pytest.importorskip("z3", reason="z3-solver publishes no wheel for this interpreter and system")
 

@@ -28,7 +28,7 @@ from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, S
 from slidegate.core import Bucket, Event, Reason, StoreUnavailable, parse_address
 from slidegate.limiter import breaker, failover
 from slidegate.limiter.aio import answer_of
-from slidegate.stores.redis import RedisStore, held, link, poll
+from slidegate.stores.redis import RedisStore, link, poll, refusals
 from slidegate.testing import RecordingObserver
 
 from ...asgi import call, hello, send_scope
@@ -139,7 +139,7 @@ async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(name: str,
 async def test_refused_writes_are_one_outage_whatever_is_answered_that_needs_none(
     name: str, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "TRUST_US", 0)  # so that the store is asked for each refusal
+    monkeypatch.setattr(refusals, "TRUST_US", 0)  # so that the store is asked for each refusal
     site = Site(deployment.url, "allow", PLENTY_S)
     async with site.limiter as limiter, store_at(deployment, prefix=site.store._prefix) as new:
         assert await site.hits(AMOUNT + 1, "spent") == [PASSED] * AMOUNT + [LIMITED]

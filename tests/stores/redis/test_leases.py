@@ -15,9 +15,10 @@ import pytest
 from slidegate import Decision, Limit, Quota, StoreError
 from slidegate.core import BanSubject, Bucket, Check, Concurrency, Reason, parse_address
 from slidegate.stores.redis import RedisStore, poll
-from slidegate.stores.redis.held import FEW, Answer
+from slidegate.stores.redis.changes import windows_of
 from slidegate.stores.redis.link import KeysApart
 from slidegate.stores.redis.protocol import StoreTime, real_monotonic_us
+from slidegate.stores.redis.unit_leases import FEW, UnitLease
 from slidegate.testing import FakeClock
 
 from ...contract.player import settle
@@ -39,8 +40,10 @@ SHORT: Final = ((usual(SECOND), "ann", 1),)
 NOBODY: Final[tuple[BanSubject, ...]] = ()
 
 
-def leases_of(store: RedisStore) -> list[Answer]:
-    return [one for one in store.parts.held.answers.values() if one.decision.allowed]
+def leases_of(store: RedisStore) -> list[UnitLease]:
+    """Return the leases that hold, and those that have ended but wait to be refunded."""
+    losses, leases = store.parts.changes.losses, [*store.parts.leases.by_checks.values()]
+    return [one for one in leases if not losses.since(one.sent_ns, [*windows_of(one.decision.checks), "ann"])]
 
 
 def left(store: RedisStore) -> int:
@@ -221,19 +224,19 @@ async def test_a_refund_of_a_leased_unit_goes_to_redis_by_its_moment(store: Redi
 async def test_a_child_has_no_units_of_its_parent(store: RedisStore, fork: Callable[[], int]) -> None:
     """Python knows of the first one alone."""
     await leased(store)
-    ahead, leases, asked = left(store), store.parts.held, store._question(ANN, NOBODY)
+    ahead, leases, asked = left(store), store.parts.leases, store._question(ANN, NOBODY)
     child = fork()
     if not child:
-        os._exit(leases.answer(asked) is not None)
+        os._exit(leases.spend(asked) is not None)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
     assert left(store) == ahead
 
 
 async def test_threads_spend_each_unit_once(store: RedisStore) -> None:
     await leased(store)
-    leases, (lease,), asked = store.parts.held, leases_of(store), store._question(ANN, NOBODY)
+    leases, (lease,), asked = store.parts.leases, leases_of(store), store._question(ANN, NOBODY)
     lease.units, lease.until_us = [None] * 20_000, lease.until_us + 60_000_000
-    spent = at_once(lambda thread: sum(leases.answer(asked) is not None for _ in range(8_000)), threads=4)
+    spent = at_once(lambda thread: sum(leases.spend(asked) is not None for _ in range(8_000)), threads=4)
     assert sum(spent) + left(store) == 20_000
 
 
@@ -280,7 +283,7 @@ async def on_its_way(server: RedisServer) -> AsyncIterator[RedisStore]:
 
 async def test_a_lease_on_its_way_ends_by_a_ban_of_this_process(server: RedisServer) -> None:
     async with on_its_way(server) as store:
-        store.parts.held.note_change(("ann",))  # as a strike does that bans
+        store.parts.changes.note(("ann",))  # as a strike does that bans
 
 
 async def test_a_lease_on_its_way_ends_by_a_reset(server: RedisServer) -> None:
@@ -289,7 +292,7 @@ async def test_a_lease_on_its_way_ends_by_a_reset(server: RedisServer) -> None:
         assert await other.reset("ann")
         for _ in range(5):
             await hit(other, limits=MINUTES)
-        store.parts.held.drop("ann")
+        store.parts.changes.note_loss("ann")
     async with store_at(server, prefix=store._prefix) as other:
         assert await used(other) == 5 + 1
 
@@ -319,7 +322,7 @@ async def test_a_ban_of_a_network_takes_effect_with_the_poll(
         for _ in range(100):
             await settle(one.hit(ANN, CLIENT))
         if not is_left:
-            one.parts.held.refund_all(one.batcher().refund_in_background)
+            one.parts.leases.refund_all(one.batcher().refund_in_background)
         await other.bans.ban("192.0.2.0/24", None, "", "ann")
         await asyncio.sleep(0.2)
         for _ in range(3):
@@ -342,15 +345,15 @@ async def test_a_lease_is_spent_only_for_clients_that_redis_has_cleared_under_it
 async def test_a_poll_that_fails_makes_no_lease_fresh(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the keys of all bans are on another node for a while."""
     await leased(store)
-    batcher, leases = store.batcher(), store.parts.held
-    fresh_until_ns, call = leases.fresh_until_ns, batcher._call
+    batcher, changes = store.batcher(), store.parts.changes
+    polled_until_ns, call = changes.polled_until_ns, batcher._call
     monkeypatch.setattr(store.parts.polled, "due_ns", 0)
     monkeypatch.setattr(batcher, "_call", Mock(side_effect=KeysApart("apart")))
     await batcher._poll_alone(Mock())
     monkeypatch.setattr(batcher, "_call", call)
     monkeypatch.setattr(batcher, "_wants_poll", False)
     await settle(store.peek(ANN))
-    assert leases.fresh_until_ns == fresh_until_ns
+    assert changes.polled_until_ns == polled_until_ns
 
 
 async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_it(server: RedisServer) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from slidegate import Decision, MemoryStore
-from slidegate.stores.redis import RedisStore, held
+from slidegate.stores.redis import RedisStore, unit_leases
 from slidegate.testing import FakeClock
 
 from ...contract import StoreContract
@@ -42,7 +42,7 @@ class Returning(RedisStore):
 
     def return_unless(self, asked: Any) -> None:
         if asked != self.last and not self.closed:
-            self.parts.held.refund_all(self.batcher().refund_in_background)
+            self.parts.leases.refund_all(self.batcher().refund_in_background)
         self.last = asked
 
     hit, peek, charge, refund, inspect = map(  # type: ignore[assignment]
@@ -60,7 +60,7 @@ class TestLeased(StoreContract):
     @pytest.fixture(autouse=True)
     def _at(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server = server
-        monkeypatch.setattr(held, "FEW", 0)
+        monkeypatch.setattr(unit_leases, "FEW", 0)
 
     def make_store(self, clock: FakeClock) -> RedisStore:
         return Returning(self.server.url, prefix=fresh_prefix(), timeout=PLENTY, clock=clock, leases=True)
@@ -111,9 +111,9 @@ async def refused_meanwhile(two: Two) -> None:
 async def retry_after(two: Two) -> None:
     ahead = await two.lease(SMALL)
     refused = await two.fill(SMALL)
-    two.one.parts.held.refund_all(two.one.batcher().refund_in_background)
+    two.one.parts.leases.refund_all(two.one.batcher().refund_in_background)
     await two.one.batcher().server_us()
-    two.other.parts.held.note_change()  # a second later
+    two.other.parts.changes.note()  # a second later
     admitted = [(await settle(two.other.hit(SMALL))).allowed for _ in range(ahead + 1)]
     assert admitted == [True] * ahead + [False]
     assert (refused.retry_after_us or 0) > 1_000_000
@@ -144,7 +144,7 @@ async def forgotten(two: Two, forget: Callable[[RedisStore], Awaitable[object]])
 async def dead_worker(two: Two) -> None:
     ahead = await two.lease()
     spent = (await settle(two.one.hit(WIDE))).readings[0][0]
-    two.one.parts.held.drop()  # as when it is killed, or its call fails
+    two.one.parts.changes.note_loss()  # as when it is killed, or its call fails
     await two.one.close()
     assert (await settle(two.other.hit(WIDE))).readings[0][0] == spent + ahead
 
@@ -204,10 +204,10 @@ async def run_of(server: RedisServer, rng: random.Random, workers: int, load: fl
             rate = 300 * load * (2 if number // 600 % 4 == 0 else 2 / 3)
             clock.advance(us=int(rng.expovariate(rate) * 1_000_000))
             for each in stores:
-                for lease in [*each.parts.held.answers.values()]:
+                for lease in [*each.parts.leases.by_checks.values()]:
                     # At the latest: the timer of the event loop, which goes by another clock.
                     if clock.now_us >= lease.until_us + 500_000:
-                        each.parts.held.refund_rest(lease, each.batcher().refund_in_background)
+                        each.parts.leases.refund_rest(lease, each.batcher().refund_in_background)
             (store,) = rng.choices(stores, weights)
             answer = store.hit(LIMITED)
             decision = await settle(answer)

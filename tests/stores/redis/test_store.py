@@ -20,9 +20,10 @@ from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemorySt
 from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable, parse_address
 from slidegate.stores.redis import RedisStore, batch
 from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL, Command
-from slidegate.stores.redis.held import HeldAnswers
+from slidegate.stores.redis.changes import Changes
 from slidegate.stores.redis.link import DEPTH, Link
 from slidegate.stores.redis.protocol import StoreTime, real_monotonic_us, with_values
+from slidegate.stores.redis.refusals import Refusals
 from slidegate.stores.redis.requests import Question
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -659,19 +660,20 @@ def test_an_event_loop_that_ends_with_a_request_in_the_queue_ends_quietly(server
 
 
 def test_refusals_of_threads_are_known_unless_one_of_them_resets_all_keys() -> None:
-    known = HeldAnswers(StoreTime(None))
+    changes = Changes()
+    known = Refusals(StoreTime(None), changes)
 
     def record_or_reset(number: int, thread: int) -> None:
         checks = ((bucket("1/hour", f"rule-{number}-{thread}"), "ann", 1),)
         if number % 4 == 3 and thread < 4:
-            known.note_change([("rule", "ann")])
-            known.note_change()
+            changes.note([("rule", "ann")])
+            changes.note()
             return
         for cost in range(4):
             costly, now_us = ((*checks[0][:2], cost),), real_monotonic_us()
             question, state = Question(costly, ()), (1, now_us + 10**9, now_us, 10**9)
-            known.keep_refusal(question, Decision(False, Reason.LIMITED, now_us, costly, [state]), monotonic_ns())
-            assert number % 4 == 3 or known.answer(question) is not None
+            known.keep(question, Decision(False, Reason.LIMITED, now_us, costly, [state]), monotonic_ns())
+            assert number % 4 == 3 or known.repeat(question) is not None
 
     race(record_or_reset, rounds=20)
 

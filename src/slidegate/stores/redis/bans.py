@@ -54,7 +54,7 @@ class RedisBans(BanStore):
     ) -> None:
         self._packing = parts.packing
         self._time = parts.time
-        self._held = parts.held
+        self._changes = parts.changes
         self._polled = parts.polled
         self._batcher = batcher
         self._tell = tell
@@ -111,7 +111,7 @@ class RedisBans(BanStore):
             self._tell(bans_full(self._max_bans, key))
         if result != _MADE:
             return None
-        self._held.note_change((key,))
+        self._changes.note((key,))
         if policy.shadow:
             self._tell(shadow_banned(ban))
             return None
@@ -142,7 +142,7 @@ class RedisBans(BanStore):
 
         args = b"unban", key.encode(), os.urandom(8)
         ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)
-        self._held.note_change()
+        self._changes.note()
         if was_network:
             await self._batcher().poll()
         if ban is not None:
@@ -202,7 +202,7 @@ class RedisBans(BanStore):
             names.append(self._packing.name_of(ban.key))
             args += [ban.key.encode(), _pack_ban(ban), int(ban.network() is not None)]
         await self._batcher().command(names, b"put", *args)
-        self._held.note_change()
+        self._changes.note()
         if networks:
             await self._batcher().poll()
 

@@ -32,7 +32,7 @@ from ...core.logs import logger, net
 from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from ..shared import in_steps
-from .held import windows_of
+from .changes import windows_of
 from .link import DEPTH, AnyLink, KeysApart
 from .parts import Parts
 from .poll import POLL_NS, Polled
@@ -147,13 +147,13 @@ class Batcher:
 
     def refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
         """Refund what was charged; the result is False if nothing of it is left."""
-        held, checks = self.parts.held, [reservation.check for reservation in reservations]
+        changes, checks = self.parts.changes, [reservation.check for reservation in reservations]
 
         def read(answer: bytes, now_us: int) -> bool:
-            held.note_change(windows_of(checks))  # again: what was asked meanwhile may be from before the refund
+            changes.note(windows_of(checks))  # again: what was asked meanwhile may be from before the refund
             return answer[0] == CHANGED
 
-        held.note_change(windows_of(checks))
+        changes.note(windows_of(checks))
         pack = partial(self.parts.packing.refund, reservations)
         return self.request(pack, read, has_permits=concern_permits(checks))
 
@@ -248,7 +248,7 @@ class Batcher:
                 raise
         if failed is None or failed.concerns == "request":
             return
-        self.parts.held.drop()
+        self.parts.changes.note_loss()
         now_s = monotonic()
         if now_s - self._renewed_s >= RENEW_EVERY_S:  # a new connection may lead to a healthy server
             self._renewed_s = now_s
@@ -357,8 +357,8 @@ class Batcher:
             answered = [*zip(sent, reply[1:], strict=True)]
         except Exception:
             raise unexpected(reply) from None
-        if parts.time.note(now_us, sent_ns) and parts.leases:
-            parts.held.drop()
+        if parts.time.note(now_us, sent_ns) and parts.leases.by_checks:
+            parts.changes.note_loss()
         failed: StoreError | None = None
         for request, answer in answered:
             error = self._deliver_one(request, answer, now_us, sent_ns)

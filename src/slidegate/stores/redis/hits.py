@@ -19,7 +19,7 @@ from ...core.decision import Decision, Reason, refused_by_ban
 from ...core.reservation import Reservation, reserved
 from ...core.ring import OPEN
 from .batch import Batcher
-from .held import admitted_before, windows_of
+from .changes import windows_of
 from .protocol import (
     BANNED,
     CHARGE,
@@ -34,6 +34,7 @@ from .protocol import (
     unpack_ban,
 )
 from .requests import Question, Request
+from .unit_leases import admitted_before
 
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
@@ -77,7 +78,7 @@ class DecisionRequest(Request):
         ahead = 0
         self.is_repeated = question.note_asked(monotonic_ns())
         if self.is_repeated:
-            ahead = parts.held.ahead(question, self.batcher.refund_in_background)
+            ahead = parts.leases.ahead(question, self.batcher.refund_in_background)
         return Packed(packed.names, packed.request, (ahead,))
 
     def deliver(self, answer: Any, now_us: int, sent_ns: int) -> None:
@@ -102,7 +103,7 @@ class DecisionRequest(Request):
             decision = self._refuse(decision, answer[0], sent_ns)
         elif self.what == CHARGE:
             question = self.question
-            self.batcher.parts.held.note_change([*windows_of(question.checks), *question.refusing])  # and end leases
+            self.batcher.parts.changes.note([*windows_of(question.checks), *question.refusing])  # and end leases
         self.answer(decision)
 
     def _admit(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
@@ -110,14 +111,14 @@ class DecisionRequest(Request):
 
         The hit is refunded if its request was cancelled, or a network has been banned.
         """
-        held, question, refund = self.batcher.parts.held, self.question, self.batcher.refund_in_background
+        parts, question, refund = self.batcher.parts, self.question, self.batcher.refund_in_background
         spent = int(self.is_awaited() and not self.by_network)
         decision = self._decision_of_limits(answer, now_us)
-        held.end_refusals(question)
+        parts.refusals.end(question)
         if self.is_repeated:
             # How many equal hits were charged, and how long after that their first slice ends.
             charged, lasts_us = _LEASED.unpack(answer[-_LEASED.size :])
-            held.keep_lease(question, decision, sent_ns, lasts_us, charged, spent, refund)
+            parts.leases.keep(question, decision, sent_ns, lasts_us, charged, spent, refund)
             return admitted_before(decision, charged - 1, now_us)
         if not spent:
             refund(decision.begin_refund())
@@ -125,15 +126,16 @@ class DecisionRequest(Request):
 
     def _refuse(self, decision: Decision, status: int, sent_ns: int) -> Decision:
         """Remember the refusal of a hit, and return it; or the admission by a lease that came meanwhile."""
-        held, question = self.batcher.parts.held, self.question
-        if decision.ban is not None:
-            held.keep_refusal(question, decision, sent_ns)
-        elif question.counts_denied:  # it was charged
-            held.end_refusals(question)
-        elif status == LIMITED:  # and not for lack of a permit, which may come back at any moment
-            held.keep_refusal(question, decision, sent_ns)
-            if question.may_lease and self.is_awaited():
-                return held.answer(question) or decision
+        parts, question = self.batcher.parts, self.question
+        if decision.ban is None and question.counts_denied:  # it was charged
+            parts.refusals.end(question)
+        elif decision.ban is not None or status == LIMITED:  # a permit may come back at any moment
+            parts.refusals.keep(question, decision, sent_ns)
+        if not question.may_lease:
+            return decision
+        parts.leases.note_refusal(question, decision)
+        if self.is_awaited():
+            return parts.leases.spend(question) or decision
         return decision
 
     def _find_networks(self) -> None:

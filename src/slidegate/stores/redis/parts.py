@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .held import HeldAnswers
+from .changes import Changes
 from .link import AnyLink
 from .poll import Polled
 from .protocol import Packing, StoreTime
+from .refusals import Refusals
+from .unit_leases import UnitLeases
 
 
 @dataclass(slots=True, eq=False)
@@ -18,11 +20,12 @@ class Parts:
     Attributes:
         packing: Names keys, and packs requests.
         script: The text of the script.
-        held: What the process answers by itself.
+        changes: What the process has changed, which ends refusals and leases.
+        refusals: The refusals that it repeats.
+        leases: The units that it spends without asking.
         polled: The last poll: the bans of networks, and the state of the data.
         open_link: Opens the link of an event loop.
         lease_us: How long the permits of a dead process stay taken.
-        leases: Whether the store has leases.
         late_observers: Called for each answer that arrived after its request was cancelled.
         is_closed: Whether the store is closed.
     """
@@ -30,10 +33,11 @@ class Parts:
     packing: Packing
     script: bytes
     time: StoreTime
-    held: HeldAnswers
+    changes: Changes
+    refusals: Refusals
+    leases: UnitLeases
     polled: Polled
     open_link: Callable[[], AnyLink]
     lease_us: int
-    leases: bool
     late_observers: list[Callable[[], None]] = field(default_factory=list)
     is_closed: bool = False

@@ -19,7 +19,7 @@ from ...core.bans.networks import BannedNetworks
 from ...core.errors import StoreUnavailable
 from ...core.events import Event
 from ...core.stored import all_readable
-from .held import HeldAnswers
+from .changes import Changes
 from .protocol import END, Packed, Packing, StoreTime, pack_command, real_monotonic_us
 
 POLL_NS: Final = 1_000_000_000
@@ -34,7 +34,7 @@ class Polled:
     Args:
         packing: Packs the request.
         time: The clock of the store.
-        held: What the process answers by itself: all ends where the bans of networks change, or data is lost.
+        changes: Is told where the bans of networks change, or Redis has lost its data.
         tell: Emits an event.
         begins: Whether data begins where there is none; if not, this is a tool, and that is an error.
 
@@ -49,11 +49,11 @@ class Polled:
     has_permits = False
 
     def __init__(
-        self, packing: Packing, time: StoreTime, held: HeldAnswers, tell: Callable[[Event], None], *, begins: bool
+        self, packing: Packing, time: StoreTime, changes: Changes, tell: Callable[[Event], None], *, begins: bool
     ) -> None:
         self._packing = packing
         self._time = time
-        self._held = held
+        self._changes = changes
         self._tell = tell
         self._begins = begins
         self.names = packing.meta, packing.meta + b":index", packing.meta + b":networks"
@@ -105,7 +105,7 @@ class Polled:
         count, life, policy, version, rows, naming = answer
         before = self.life
         if life != before:
-            self._held.drop()
+            self._changes.note_loss()
         # Unknown until the data is checked: after an error the next call polls first.
         self.life = b""
         self.due_ns = 0
@@ -116,14 +116,14 @@ class Polled:
         if version != self._version:
             self._replace_networks(rows[1::2])
             self._version = version
-            self._held.note_change()
+            self._changes.note()
         self.life = life  # not before the networks are known, by which requests are decided
         lost = self.ban_count
         self.ban_count = count
         if before not in (b"", life):
             message = f"Redis lost its data: counts restart from zero; {lost} known bans were lost"
             self._tell(Event("store_reset", message, {"bans": lost}))
-        self.due_ns = self._held.fresh_until_ns = sent_ns + POLL_NS
+        self.due_ns = self._changes.polled_until_ns = sent_ns + POLL_NS
 
     def fail(self, error: Exception) -> None:
         """Do nothing: the next call polls again."""

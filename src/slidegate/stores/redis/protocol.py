@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from importlib import resources
 from struct import Struct, pack
@@ -343,6 +343,20 @@ STEP_US: Final = 1_000
 def real_monotonic_us() -> int:
     """Return the monotonic time of the system in microseconds, also where a test has set that of limiters."""
     return monotonic_ns() // 1_000
+
+
+def telling_steps_back(clock: Clock, tell: Callable[[], None]) -> Clock:
+    """Return the clock of a test, which tells when it was set back: that moves windows."""
+    latest_us = 0
+
+    def now_us() -> int:
+        nonlocal latest_us
+        before_us, latest_us = latest_us, clock()
+        if latest_us < before_us:
+            tell()
+        return latest_us
+
+    return now_us
 
 
 class StoreTime:

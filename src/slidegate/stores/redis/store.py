@@ -6,13 +6,14 @@ one iteration of an event loop, using the server's time.
 All keys of a store are in one slot of a cluster, so that a question is one script call on a server, behind Sentinel and
 on a cluster alike::
 
-    store -> held
+    store -> unit_leases, refusals
           -> hits, bans -> batch -> protocol -> link -> Redis -> lua/
                ^                                       |
-               +------------- held, poll <-------------+
+               +---- unit_leases, refusals, poll <-----+
 
 Each event loop has a `batch`, which packs requests as `protocol` says, and sends them over a `link`, a connection of
-redis-py's; `clients` parses addresses and makes it. `held` and `poll` are what a worker remembers of the answers.
+redis-py's; `clients` parses addresses and makes it. What a worker remembers of the answers is in `unit_leases`,
+`refusals` and `poll`, and in `changes` what ends it.
 """
 
 from __future__ import annotations
@@ -41,14 +42,29 @@ from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, in_steps, name_digest, running_loop
 from .bans import RedisBans
 from .batch import Batcher
+from .changes import Changes
 from .clients import Client, OwnClients, open_client
-from .held import HeldAnswers
 from .hits import ask
 from .link import open_link
 from .parts import Parts
 from .poll import Polled
-from .protocol import CHARGE, CLOSED, END, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime, store_error
+from .protocol import (
+    CHARGE,
+    CLOSED,
+    END,
+    HIT,
+    INSPECT,
+    KEY_LOCKING,
+    PEEK,
+    SCRIPT,
+    Packing,
+    StoreTime,
+    store_error,
+    telling_steps_back,
+)
+from .refusals import Refusals
 from .requests import Question, concern_permits
+from .unit_leases import UnitLeases
 
 CLOSING_S: Final = 0.5
 """How long the store waits for an answer when it refunds leases at its end."""
@@ -74,7 +90,7 @@ class RedisStore(Store):
             three times in that time.
         max_bans: The most bans in force. Beyond that, automatic bans are not recorded.
         leases: Whether a worker charges units ahead for a question that is asked often, and spends them within the same
-            slice without asking Redis; see `held`.
+            slice without asking Redis; see `unit_leases`.
         key_locking: Whether scripts lock the keys that they use, and not the database: for Upstash alone.
         create: Whether to begin where Redis has no slidegate data under the prefix; if not, every call then raises
             `StoreUnavailable`, for a tool that looks at the data of workers.
@@ -107,9 +123,11 @@ class RedisStore(Store):
         if isinstance(address, str):
             address, _ = open_client(address, {})
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
+        changes = Changes()
+        if clock is not None:
+            clock = telling_steps_back(clock, changes.note)
         time = StoreTime(clock)
         packing = Packing(prefix, time.unix_us, readable=readable)
-        held = HeldAnswers(time)
         script = SCRIPT
         if key_locking:
             script = KEY_LOCKING
@@ -117,15 +135,17 @@ class RedisStore(Store):
             packing=packing,
             script=script,
             time=time,
-            held=held,
-            polled=Polled(packing, time, held, self.observers.tell, begins=create),
-            open_link=partial(open_link, OwnClients(address, timeout_s), packing.meta, held.drop),
+            changes=changes,
+            refusals=Refusals(time, changes),
+            leases=UnitLeases(time, changes),
+            polled=Polled(packing, time, changes, self.observers.tell, begins=create),
+            open_link=partial(open_link, OwnClients(address, timeout_s), packing.meta, changes.note_loss),
             lease_us=permit_lease_us(permit_lease),
-            leases=leases,
         )
         self.leases_units = leases
         self.bans = RedisBans(self.parts, self.batcher, self.observers.tell, max_bans)
         self.shared_rows = RedisRows(self.batcher, packing.meta + b":rows:")
+        self._refusals = self.parts.refusals
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self._questions: dict[object, Question] = {}
@@ -141,11 +161,11 @@ class RedisStore(Store):
             return
         batchers, running = self._batchers.copy(), running_loop()
         if self.leases_units and running in batchers:
-            self.parts.held.refund_all(self.batcher().refund_in_background)
+            self.parts.leases.refund_all(self.batcher().refund_in_background)
             with suppress(StoreError, TimeoutError):  # else it counts until its slice leaves
                 await asyncio.wait_for(self.batcher().server_us(), CLOSING_S)
         self.closed = self.parts.is_closed = True
-        self.parts.held.note_change()
+        self.parts.changes.note()
         self._batchers.clear()
         for loop, batcher in batchers.items():
             if loop is running:
@@ -184,9 +204,12 @@ class RedisStore(Store):
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the complete decision."""
         question = self._question(checks, subjects)
-        held = self.parts.held
-        if held.answers:
-            decision = held.answer(question)
+        if question.may_lease:
+            decision = self.parts.leases.spend(question)
+            if decision is not None:
+                return decision
+        if self._refusals.known:
+            decision = self._refusals.repeat(question)
             if decision is not None:
                 return decision
         return ask(self.batcher(), HIT, question)
@@ -234,10 +257,10 @@ class RedisStore(Store):
         """Forget the windows of `key`; False if there were none. Permits stay taken."""
 
         def read(answer: int, now_us: int) -> bool:
-            self.parts.held.drop(key, names)  # again: what was asked meanwhile may be from before the reset
+            self.parts.changes.note_loss(key, names)  # again: what was asked meanwhile may be from before the reset
             return answer > 0
 
-        self.parts.held.drop(key, names)
+        self.parts.changes.note_loss(key, names)
         command = b"reset", *map(name_digest, names)
         return self.batcher().command([self.parts.packing.name_of(key)], *command, read=read)
 
@@ -255,7 +278,7 @@ class RedisStore(Store):
                 has_forgotten |= await self.batcher().command(some, b"reset", read=lambda answer, now_us: answer > 0)
             if cursor == b"0":
                 break
-        self.parts.held.drop()
+        self.parts.changes.note_loss()
         return has_forgotten
 
     def inspect(self, checks: Sequence[Check]) -> Awaitable[Snapshot]:

@@ -1,0 +1,78 @@
+"""The refusals that a worker repeats without asking Redis.
+
+A question that was refused would be refused again until units leave or are refunded, and a banned client until the ban
+ends. So a refusal is repeated, with the wait that is left:
+a client that goes on asking costs Redis a question a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from copy import copy
+
+from ...core.decision import Decision, refused_by_ban, refused_later
+from ...core.memo import remember
+from .changes import TRUST_US, Changes, KeptAnswer, amounts_of, windows_of
+from .protocol import StoreTime
+from .requests import Question
+
+
+class Refusals:
+    """The refusals that a process knows, in bounded memory. All threads share them without a lock.
+
+    Args:
+        time: The clock of the store.
+        changes: What ends them.
+
+    Attributes:
+        known: By the checks of a question; those by bans by the question, which is that of one client.
+    """
+
+    def __init__(self, time: StoreTime, changes: Changes) -> None:
+        self._time = time
+        self._changes = changes
+        self.known: dict[Hashable, KeptAnswer] = {}
+        self._last_until_us = 0
+        """When the last of them ends."""
+
+    def repeat(self, question: Question) -> Decision | None:
+        """Return the refusal of a hit; None if Redis has to be asked."""
+        known = self.known.get(question) or self.known.get(question.checks)
+        if known is None:
+            return None
+        now_us = self._time.local_us()
+        if not known.holds(question, now_us, self._changes):
+            self.known.pop(question, None)  # a refusal by a ban, in front of what its checks have
+            return None
+        decision = known.decision
+        by_server_us = decision.now_us + now_us - known.came_us
+        if decision.ban is not None:
+            return refused_by_ban(decision.ban, by_server_us, question.checks)
+        return refused_later(decision.readings, decision.now_us, by_server_us, question.checks)
+
+    def keep(self, question: Question, decision: Decision, sent_ns: int) -> None:
+        """Keep a refusal, by a ban until its end, or by limits until units leave.
+
+        Args:
+            decision: The decision of Redis.
+            sent_ns: When it was asked for (monotonic).
+        """
+        subject: Hashable = question
+        lasts_us = TRUST_US
+        if decision.ban is None:
+            subject = question.checks
+            for spent, leaves_us, _, _ in decision.readings:
+                if spent and leaves_us:  # permits leave at no known time
+                    lasts_us = min(lasts_us, leaves_us - decision.now_us)
+        elif decision.retry_after_us is not None:
+            lasts_us = min(lasts_us, decision.retry_after_us)
+        until_us = self._time.sent_us(sent_ns) + lasts_us
+        self._last_until_us = max(self._last_until_us, until_us)
+        checks, came_us = question.checks, self._time.local_us()
+        known = KeptAnswer(copy(decision), sent_ns, came_us, until_us, amounts_of(checks), windows_of(checks))
+        remember(self.known, subject, known)
+
+    def end(self, question: Question) -> None:
+        """End those that share windows with a question that was charged: they have other numbers now."""
+        if self._time.local_us() < self._last_until_us:
+            self._changes.note(windows_of(question.checks))

@@ -1,0 +1,231 @@
+"""Leases: units that Redis has charged ahead for a question, and that a worker spends without asking again.
+
+A ring counts all units of a slice by its last microsecond, see `core.ring`. So until then it does not matter when units
+that Redis has charged are spent: either way no window contains more than its amount::
+
+    Redis    |--charges 8--------------------------------| the slice ends: its 8 units count from here
+    worker       1   2 3    4    5                       | 3 are left, and are refunded by the moment of the slice
+                 ^ asks     ^ asks nobody
+
+A lease is of one question: all of its checks are charged, or none. It ends with the first slice of its limits, or the
+first period of its quotas, but at most `TRUST_US` after it was asked for. The worker measures that time by its
+monotonic clock from before it asked: so a slow answer makes a lease shorter, and a worker that was stopped finds its
+lease ended.
+
+What is left of a lease that has ended is refunded, unless Redis may have lost its units.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import random
+from time import monotonic_ns
+from typing import Final, TypeAlias
+
+from ...core.buckets import Check
+from ...core.decision import OK, Decision
+from ...core.memo import remember
+from ...core.reservation import Reservation, reserved
+from ...core.ring import WindowState
+from ..forks import ForkHook, restart_if_forked
+from .changes import TRUST_US, Changes, KeptAnswer, amounts_of, windows_of
+from .protocol import StoreTime
+from .requests import Question
+
+FEW: Final = 4
+"""Units are charged ahead for a question that was asked so often under a lease, or twice as often under the last."""
+MOST_AHEAD: Final = 65_535
+"""The most units that are charged ahead."""
+CLOCK_ERROR: Final = 1_000
+"""A lease is shorter by this part: so much slower than the clock of the server may that of the worker go."""
+ROUNDING_US: Final = 5
+"""What the rounding of both clocks may add."""
+
+Refund: TypeAlias = Callable[[Sequence[Reservation]], None]
+
+
+@dataclass(slots=True, eq=False)
+class UnitLease(KeptAnswer):
+    """A lease. Its decision has the states of windows after all its units.
+
+    Attributes:
+        cleared: The questions for which it may be spent, one for each client that no ban refused.
+        units: An element for each unit that is left; threads take them without a lock.
+        used: How often the question was asked under it.
+        used_before: How often under the one before.
+        is_asking: Whether more units are asked for: of several equal hits in a call, one asks ahead.
+    """
+
+    cleared: set[Question] = field(default_factory=set)
+    units: list[None] = field(default_factory=list)
+    used: int = 0
+    used_before: int = 0
+    is_asking: bool = False
+
+    def take(self) -> bool:
+        """Take a unit, if one is left."""
+        try:
+            self.units.pop()
+        except IndexError:
+            return False
+        return True
+
+
+class UnitLeases:
+    """The leases of a process, in bounded memory. The threads of all event loops share them without a lock.
+
+    Args:
+        time: The clock of the store.
+        changes: What ends them.
+
+    Attributes:
+        by_checks: By the checks of their question.
+    """
+
+    def __init__(self, time: StoreTime, changes: Changes) -> None:
+        self._time = time
+        self._changes = changes
+        self.by_checks: dict[Sequence[Check], UnitLease] = {}
+        self._in_child = ForkHook(changes.note_loss)
+
+    def spend(self, question: Question) -> Decision | None:
+        """Return the admission of a hit by a unit of a lease; None if Redis has to be asked."""
+        lease = self.by_checks.get(question.checks)
+        if lease is None:
+            return None
+        restart_if_forked()  # a child must not spend the units of its parent
+        if not lease.take():
+            return None
+        now_us = self._time.local_us()  # read after a unit was taken: a process may be stopped before any line
+        is_cleared = question in lease.cleared and monotonic_ns() < self._changes.polled_until_ns
+        if is_cleared and lease.holds(question, now_us, self._changes):
+            lease.used += 1
+            return admitted_before(lease.decision, len(lease.units), lease.decision.now_us + now_us - lease.came_us)
+        lease.units.append(None)
+        return None
+
+    def ahead(self, question: Question, refund: Refund) -> int:
+        """Return how many units to charge ahead of a question: as many as were used, at least half of last time's.
+
+        What is left of a lease that has ended is refunded first.
+
+        Args:
+            refund: Refunds what is left.
+        """
+        lease = self.by_checks.get(question.checks)
+        if lease is None:
+            return 0
+        now_us, used, before = self._time.local_us(), lease.used, lease.used_before
+        if not lease.holds(question, now_us, self._changes):
+            self.refund_rest(lease, refund)
+            before = used  # the next lease begins
+            used = 0
+            if now_us >= lease.until_us + TRUST_US:
+                self.by_checks.pop(question.checks, None)
+                return 0
+        # Units that are left are for other clients, whom Redis has cleared.
+        if lease.units or lease.is_asking or (used < FEW and before < 2 * FEW):
+            return 0
+        lease.is_asking = True
+        return min(max(used, before // 2), MOST_AHEAD)
+
+    def keep(
+        self, question: Question, decision: Decision, sent_ns: int, lasts_us: int, units: int, used: int, refund: Refund
+    ) -> None:
+        """Keep the units that Redis has charged ahead, or refund them if the lease has ended.
+
+        Args:
+            decision: The decision of Redis.
+            sent_ns: When it was asked for (monotonic).
+            lasts_us: How long after its decision the first slice ends.
+            units: How many units were charged.
+            used: How many of them are spent.
+            refund: Refunds the others.
+        """
+        came_us = self._time.local_us()
+        until_us = self._time.sent_us(sent_ns) + min(lasts_us - lasts_us // CLOCK_ERROR - ROUNDING_US, TRUST_US)
+        left = units - used
+        # The lease has ended already: its slice is over, or a client or its network has been banned meanwhile.
+        if came_us >= until_us or self._changes.since(sent_ns, question.refusing):
+            self._refund(decision, left, sent_ns, refund)
+            return
+        lease = self.by_checks.get(question.checks)
+        if lease is None or not lease.holds(question, came_us, self._changes):
+            lease = UnitLease(decision, sent_ns, came_us, until_us, amounts_of(question.checks), ())
+            self._replace(lease, question, refund)
+        lease.decision = decision  # of the same slices
+        lease.came_us = came_us
+        lease.cleared.add(question)
+        lease.is_asking = lease.is_asking and not left  # one without may answer another hit, which asked for none
+        lease.used += used
+        lease.units += [None] * left
+
+    def _replace(self, lease: UnitLease, question: Question, refund: Refund) -> None:
+        """Replace the last lease of a question by a new one, the rest of which is refunded when it has ended."""
+        last = self.by_checks.get(question.checks)
+        if last is not None:
+            lease.used_before = last.used
+            self.refund_rest(last, refund)
+        remember(self.by_checks, question.checks, lease)
+        if self._time.is_real:  # those of all keys end with the same slices: refunds are spread over half as long
+            lasts_s = (lease.until_us - lease.came_us) / 1_000_000 * (1 + random() / 2)
+            asyncio.get_running_loop().call_later(lasts_s, self.refund_rest, lease, refund)
+
+    def note_refusal(self, question: Question, decision: Decision) -> None:
+        """Note that Redis has refused a hit: what was asked ahead does not come, and no unit is for a banned client."""
+        lease = self.by_checks.get(question.checks)
+        if lease is None:
+            return
+        lease.is_asking = False
+        if decision.ban is not None:
+            lease.cleared.discard(question)
+
+    def refund_rest(self, lease: UnitLease, refund: Refund) -> None:
+        """Refund what is left of a lease, after which no client spends it."""
+        lease.cleared.clear()
+        left = 0
+        while lease.take():
+            left += 1
+        self._refund(lease.decision, left, lease.sent_ns, refund)
+
+    def _refund(self, decision: Decision, units: int, sent_ns: int, refund: Refund) -> None:
+        """Refund units that were charged by a decision, unless Redis may have lost them since they were asked for."""
+        names = [*windows_of(decision.checks), *[key for _, key, _ in decision.checks]]
+        if units and not self._changes.losses.since(sent_ns, names):
+            refund(charges_of(decision, units))
+
+    def refund_all(self, refund: Refund) -> None:
+        """Refund what is left of all leases."""
+        for lease in [*self.by_checks.values()]:
+            self.refund_rest(lease, refund)
+
+
+def admitted_before(decision: Decision, later: int, now_us: int) -> Decision:
+    """Return the admission of one of several equal hits, as it was before some of them were charged.
+
+    Args:
+        decision: The decision after all of them.
+        later: How many were charged after it.
+        now_us: The time of the decision.
+    """
+    units_later = _units(decision.checks, later)
+    readings: list[WindowState] = []
+    for (spent, leaves_us, mark, _), units in zip(decision.readings, units_later, strict=True):
+        readings.append((spent - units, leaves_us, mark, 0))
+    return Decision(True, OK, now_us, decision.checks, readings, None)
+
+
+def charges_of(decision: Decision, times: int) -> Sequence[Reservation]:
+    """Return what several equal hits were charged, given the decision after them."""
+    marks = [mark for _, _, mark, _ in decision.readings]
+    return reserved(decision.checks, marks, _units(decision.checks, times))
+
+
+def _units(checks: Sequence[Check], times: int) -> list[int]:
+    """Return how many units of each limit several hits are charged."""
+    units: list[int] = []
+    for bucket, _, cost in checks:
+        units += [times * cost] * len(bucket.limits)
+    return units
