@@ -293,13 +293,20 @@ def _readings_of(checks: Sequence[Check], index: int) -> tuple[int, int]:
     return first, first + len(checks[index][0].limits)
 
 
-def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int, checks: Sequence[Check]) -> Decision:
-    """Return a refusal for lack of room as of a later time, provided that its windows have not changed.
+def refused_later(
+    readings: Sequence[WindowState],
+    decided_us: int,
+    now_us: int,
+    checks: Sequence[Check],
+    reason: Reason = Reason.LIMITED,
+) -> Decision:
+    """Return a refusal by limits as of a later time, provided that its windows have not changed.
 
     Args:
         readings: The readings of the original decision.
         decided_us: The time of the original decision, in microseconds.
         now_us: The later time, in microseconds.
+        reason: The reason of the original decision.
     """
     passed_us = now_us - decided_us
     later: list[WindowState] = []
@@ -308,4 +315,4 @@ def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int,
         if wait_us > 0:
             wait_us = max(wait_us - passed_us, 1)
         later.append((spent, leaves_us, mark, wait_us))
-    return Decision(False, Reason.LIMITED, now_us, checks, later)
+    return Decision(False, reason, now_us, checks, later)

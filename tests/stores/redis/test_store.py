@@ -168,26 +168,27 @@ async def test_what_another_layout_or_prefix_wrote_is_neither_read_nor_touched(s
         assert theirs == {name for name in theirs if server.command("HGET", name, "x") == b"theirs"}
 
 
-@pytest.mark.parametrize("reason", [Reason.LIMITED, Reason.BANNED])
+@pytest.mark.parametrize("reason", [Reason.LIMITED, Reason.TOO_LARGE, Reason.BANNED])
 async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_asked_meanwhile(
     server: RedisServer, workers: list[RedisStore], ahead: Ahead, reason: Reason
 ) -> None:
     store, other = workers
     await hit(store, "ann", cost=5)
+    cost = 6 if reason is Reason.TOO_LARGE else 1
     if reason is Reason.BANNED:
         await other.bans.ban("ann", 3_600_000_000, "", "bob")
-    first = await hit(store, "ann")
+    first = await hit(store, "ann", cost=cost)
 
     async def flood() -> None:
         for _ in range(100):
-            refused = await hit(store, "ann")
+            refused = await hit(store, "ann", cost=cost)
             assert refused.reason is reason
             assert 0 <= (first.retry_after_us or 0) - (refused.retry_after_us or 0) < 60_000_000
 
     async def flood_beside_others() -> None:
         for _ in range(10):
             ahead.by_s += 0.3
-            assert not await hit(store, "ann")
+            assert not await hit(store, "ann", cost=cost)
             assert await settle(other.refund((await hit(other, "bob")).begin_refund()))
             assert await hit(store, "eve", cost=0)
 
@@ -195,6 +196,22 @@ async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_a
     ahead.by_s += 1.0  # not trusted any longer: one question, and then for a second again
     assert await counted(server, flood) <= 3  # they are read, and written where nobody was faster
     assert await counted(server, flood_beside_others) <= 10 * 3 + 4
+
+
+@pytest.mark.parametrize("count_denied", [False, True])
+async def test_a_cost_above_the_amount_is_asked_once_until_an_operator_raises_it(
+    server: RedisServer, store: RedisStore, count_denied: bool
+) -> None:
+    limited = bucket("10/hour", count_denied=count_denied)
+    assert (await hit(store, "ann", limited, 11)).reason is Reason.TOO_LARGE
+
+    async def flood() -> None:
+        for _ in range(50):
+            assert (await hit(store, "ann", limited, 11)).reason is Reason.TOO_LARGE
+
+    assert await counted(server, flood) == 0
+    limited.limits[0].become(20)
+    assert (await hit(store, "ann", limited, 11)).remaining == 9, "the refusals counted nothing"
 
 
 @pytest.mark.parametrize("how", ["refund", "reset", "reset_all", "unban"])

@@ -127,9 +127,9 @@ class DecisionRequest(Request):
     def _refuse(self, decision: Decision, status: int, sent_ns: int) -> Decision:
         """Remember the refusal of a hit, and return it; or the admission by a lease that came meanwhile."""
         parts, question = self.batcher.parts, self.question
-        if decision.ban is None and question.counts_denied:  # it was charged
+        if decision.ban is None and question.counts_denied and status != TOO_LARGE:  # it was charged
             parts.refusals.end(question)
-        elif decision.ban is not None or status == LIMITED:  # a permit may come back at any moment
+        elif decision.ban is not None or status != UNSETTLED:  # a permit may come back at any moment
             parts.refusals.keep(question, decision, sent_ns)
         if not question.may_lease:
             return decision

@@ -1,7 +1,7 @@
 """The refusals that a worker repeats without asking Redis.
 
 A question that was refused would be refused again until units leave or are refunded, and a banned client until the ban
-ends. So a refusal is repeated, with the wait that is left:
+ends. A cost above an amount never passes while that amount stays. So a refusal is repeated, with the wait that is left:
 a client that goes on asking costs Redis a question a second.
 """
 
@@ -48,7 +48,7 @@ class Refusals:
         by_server_us = decision.now_us + now_us - known.came_us
         if decision.ban is not None:
             return refused_by_ban(decision.ban, by_server_us, question.checks)
-        return refused_later(decision.readings, decision.now_us, by_server_us, question.checks)
+        return refused_later(decision.readings, decision.now_us, by_server_us, question.checks, decision.reason)
 
     def keep(self, question: Question, decision: Decision, sent_ns: int) -> None:
         """Keep a refusal, by a ban until its end, or by limits until units leave.
