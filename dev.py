@@ -31,6 +31,9 @@ import sys
 import sysconfig
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Thread
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent
 PYTHON = sys.executable
@@ -67,11 +70,11 @@ STEPS = {
 """The lines of a command run programs of the environment in order; arguments are passed to the last."""
 
 
-def run(*command: object, **variables: str) -> int:
-    """Run a command in the checkout and return its exit code."""
+def run(*command: object, into: TextIO | None = None, **variables: str) -> int:
+    """Run a command in the checkout and return its exit code; what it prints may go into a file."""
     # Without files of bytecode, each of the hundreds of processes that tests start compiles all that it imports.
     variables = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **variables}
-    return subprocess.run([str(part) for part in command], cwd=ROOT, env=variables).returncode
+    return subprocess.run([str(part) for part in command], cwd=ROOT, env=variables, stdout=into, stderr=into).returncode
 
 
 def uv(*command: object) -> int:
@@ -106,15 +109,25 @@ def environment(*sets: str, name: str = ".venv", paths: tuple[Path, ...] = (ROOT
     return home / SCRIPTS
 
 
-def steps(*commands: str) -> int:
-    """Run the lines of commands, and report at the end which of them failed."""
+def steps(*commands: str, beside: str = "") -> int:
+    """Run the lines of commands, those of another one meanwhile, and report at the end which of them failed."""
     scripts, failed = environment(DEVELOP), []
     path = os.pathsep.join((str(scripts), os.environ["PATH"]))  # cibuildwheel finds uv by PATH
-    for line in filter(None, map(str.strip, "\n".join(commands).splitlines())):
-        print(f"\n-- {line}", flush=True)
-        program, *arguments = shlex.split(line)
-        if run(scripts / program, *arguments, PATH=path):
-            failed.append(line)
+
+    def run_lines(lines: str, into: TextIO | None = None) -> None:
+        for line in filter(None, map(str.strip, lines.splitlines())):
+            print(f"\n-- {line}", file=into, flush=True)
+            program, *arguments = shlex.split(line)
+            if run(scripts / program, *arguments, PATH=path, into=into):
+                failed.append(line)
+
+    with TemporaryFile("w+") as printed:
+        other = Thread(target=run_lines, args=(beside, printed))
+        other.start()
+        run_lines("\n".join(commands))
+        other.join()
+        printed.seek(0)
+        print(printed.read(), end="")
     print(f"\nfailed: {'; '.join(failed) or 'nothing'}")
     return int(bool(failed))
 
@@ -132,10 +145,12 @@ def test(*args: str) -> int:
     programs = ["python -m tests.redis_servers"]
     if args:
         programs.append("python -m tests.browser.chromium")
-    return steps(*programs, STEPS["lint"], STEPS["site"], f"{PYTEST} {shlex.join(args)}")
+    return steps(*programs, f"{PYTEST} {shlex.join(args)}", beside=f"{STEPS['lint']}\n{STEPS['site']}")
 
 
-def wheel(*args: str, into: str = "wheel", build: str = "hatchling build -t wheel -d build/wheel", **more: str) -> int:
+def wheel(
+    *args: str, into: str = "wheel", build: str = "hatchling build -t wheel -d build/wheel", flag: str = ""
+) -> int:
     """Build a wheel into a directory, install it where nothing leads to src, and run the tests against it."""
     python = environment(DEVELOP, name=".venv-wheel", paths=(ROOT,)) / "python"
     shutil.rmtree(ROOT / "build" / into, ignore_errors=True)
@@ -144,11 +159,11 @@ def wheel(*args: str, into: str = "wheel", build: str = "hatchling build -t whee
     (built,) = (ROOT / "build" / into).glob("*.whl")
     if uv("pip", "install", "--quiet", "--python", python, "--no-index", "--no-deps", "--reinstall", built):
         return 1
-    return run(python, "-m", *PYTEST.split(), "-o", "pythonpath=.", *args, **more)
+    return run(python, "-m", *PYTEST.split(), "-o", "pythonpath=.", *args, SLIDEGATE_COMPILED=flag)
 
 
 def compiled(*args: str) -> int:
-    return wheel(*args, into="compiled", build="scripts.compile_wheel", SLIDEGATE_COMPILED="1")
+    return wheel(*args, into="compiled", build="scripts.compile_wheel", flag="1")
 
 
 def proof(*_: str) -> int:

@@ -35,9 +35,17 @@ settings.register_profile(
     report_multiple_bugs=False,
     phases=[phase for phase in Phase if phase is not Phase.explain],  # it prints more lines than the case has
 )
+settings.register_profile("quick", settings.get_profile("default"), max_examples=30)
 settings.register_profile("transport", settings.get_profile("default"), max_examples=40)
+settings.register_profile("quick transport", settings.get_profile("default"), max_examples=12)
 settings.register_profile("deep", settings.get_profile("default"), max_examples=10_000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer random examples in the command that developers run all the time; pinned ones run everywhere."""
+    is_quick = "not all" in config.option.markexpr and not os.environ.get("CI")
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick" if is_quick else "default"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -36,6 +36,7 @@ from slidegate.files.config import MAKERS, OF_FUNCTIONS, OF_LIMITER, OPTIONS
 from slidegate.ops.cli import run
 
 from ..asgi import hello, statuses
+from ..drawing import examples
 from ..web.middlewares import operators
 
 FILE_MESSAGES = Path(__file__).with_name("file_messages.txt")
@@ -275,7 +276,7 @@ def key_paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | 
 @given(
     st.sampled_from(key_paths(WHOLE)), st.sampled_from(["replace", "delete", "rename"]), values, st.sampled_from(KEYS)
 )
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_with_one_change_is_read_or_refused_with_its_place_and_check_says_which(
     tmp_path: Path, key_path: tuple[str | int, ...], change: str, value: Any, other: str
 ) -> None:
@@ -300,6 +301,6 @@ def test_a_file_with_one_change_is_read_or_refused_with_its_place_and_check_says
 
 
 @given(st.integers(0, len(EXAMPLE)), st.binary(max_size=8), st.integers(0, 40))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_with_other_bytes_is_read_or_refused(tmp_path: Path, at: int, written: bytes, cut: int) -> None:
     refusal(EXAMPLE[:at] + written + EXAMPLE[at + cut :], tmp_path)

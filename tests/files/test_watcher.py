@@ -30,6 +30,7 @@ from slidegate.networks.lists import ListFile, read_entries
 
 from ..asgi import PEER, call, hello, statuses
 from ..core.bans.test_bans import Network, neighbours
+from ..drawing import examples
 from ..hurry import hurried
 from ..web.middlewares import TENCENT, FollowedFiles, end_of_looks, mmdb
 
@@ -260,7 +261,7 @@ class Watched(RuleBasedStateMachine):
 
 
 def test_a_file_that_is_followed_is_as_the_model_says() -> None:
-    bounds = settings(max_examples=60, stateful_step_count=40, deadline=None, report_multiple_bugs=False)
+    bounds = settings(max_examples=examples(60), stateful_step_count=40, deadline=None, report_multiple_bugs=False)
     run_state_machine_as_test(Watched, settings=bounds)
 
 

@@ -37,6 +37,7 @@ from slidegate import (
 from slidegate.findings.routes import about_order
 
 from ..asgi import call, hello, page, scope_of
+from ..drawing import examples
 from ..web.middlewares import with_root
 
 PLENTY = "1000000/minute"
@@ -88,7 +89,7 @@ def matching(rule: Rule, kind: str, method: str, path: str) -> bool:
     return bool(alone.policy.rules.match({"type": kind, "method": method, "path": path, "headers": []}).matches)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(RULES)
 @example([("*", "shadow", None, None), ("/a", "exempt", None, None)])
 @example([("*", "conditional", None, None), ("/a", "exempt", None, None)])
@@ -164,7 +165,7 @@ ROUTES: dict[str, list[str]] = {
 WIDER = ["*", "/{rest:path}", "/items/{rest:path}", "/files/{name}", "/{kind}/{id}"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 async def test_of_an_application_without_mistakes_nothing_is_reported(data: st.DataObject) -> None:
     """Its exemptions come first, and its limits have paths and methods of routes, or wider ones."""
@@ -219,7 +220,7 @@ async def decided(app: RateLimitMiddleware) -> tuple[list[tuple[str, set[str]]],
     return found, limited
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(ROUTED, ROUTED, st.lists(RULED, min_size=1, max_size=3), st.sampled_from(["", "/v1"]))
 @example([("/", ["GET"]), ("/login", ["POST"])], [], [("/login/", "limit", None)], "")
 @example([("/login/", ["GET"])], [], [("/login", "limit", None)], "")

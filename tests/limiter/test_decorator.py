@@ -23,6 +23,7 @@ from slidegate.core import Bucket, Check, Concurrency, Reason
 from slidegate.limiter.queues import LATE_S, Queues
 from slidegate.testing import FakeClock
 
+from ..drawing import examples
 from ..redis_servers import until
 from ..remote_stores import SlowStore
 from ..stores.forked import fork
@@ -316,7 +317,7 @@ class Line(OnALoop):
 
 
 TestLine = Line.TestCase
-TestLine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLine.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 @contextmanager

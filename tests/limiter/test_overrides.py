@@ -29,6 +29,7 @@ from slidegate.testing import RecordingObserver
 
 from ..asgi import PEER, call, hello
 from ..contract.programs import SECOND_US
+from ..drawing import examples
 from ..ops.shared_rows import SharedRows, limiter_on
 from ..virtual_time import OnALoop, turns
 
@@ -377,7 +378,7 @@ class Changes(OnALoop):
 
 
 TestChanges = Changes.TestCase
-TestChanges.settings = settings(max_examples=50)
+TestChanges.settings = settings(max_examples=examples(50))
 
 
 def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,7 +568,7 @@ async def test_no_step_between_requests_is_longer_with_many_workers_and_limits(
     assert len(found["list"]) == len(changed) + 1
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.dictionaries(st.text(max_size=8).filter(lambda name: name not in CHANGE_ROW), JSON, max_size=3),
     st.dictionaries(st.text(max_size=8).filter(lambda name: name not in PublishedRule._fields), JSON, max_size=3),

@@ -249,9 +249,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def no_others() -> None:
-    """End the threads of limiters that tests before this one have never closed."""
+    """End the threads of limiters that tests before this file have never closed."""
     gc.collect()
 
 

@@ -26,6 +26,7 @@ from slidegate.testing import FakeClock
 from slidegate.web.keys import everyone
 
 from ..asgi import Answer, call, page
+from ..drawing import examples
 from ..redis_servers import needs_redis
 from ..web.middlewares import operators
 from .shared_rows import START_US, SharedRows
@@ -207,7 +208,7 @@ def check(found: Facts, request: Request, passed: bool) -> None:
         assert naming or unread, "it was refused, and nothing says so"
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(GROUPS, HISTORIES, st.permutations(PROBES), st.booleans())
 @example([(["keyed"], [])], [Request(times=3)], [Request(fields=("x-api-key",))], False)
 @example([(["all"], ["bans by key"])], ["bans a value"], [Request(fields=("x-api-key",))], False)
@@ -336,7 +337,7 @@ STARTS: dict[str, st.SearchStrategy[Any]] = {
 ZONES = st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu", "America/St_Johns"])
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.sampled_from([*STARTS]).flatmap(lambda unit: st.tuples(st.just(unit), STARTS[unit])), ZONES, st.booleans())
 @example(("day", None), "Europe/Berlin", False)
 @example(("day", "06:00"), "UTC", True)

@@ -1,6 +1,5 @@
 """Stores of each kind, and servers that tests of stores share. A test that stops or fills a server starts its own."""
 
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -84,8 +83,8 @@ def fewer_programs() -> Iterator[None]:
 
     Where the same code answers over another wire, or the same file from two processes, they find what is different.
     """
-    before = os.environ.get("HYPOTHESIS_PROFILE", "default")
-    settings.load_profile("transport" if before == "default" else before)
+    before = settings.get_current_profile_name()
+    settings.load_profile({"default": "transport", "quick": "quick transport"}.get(before, before))
     yield
     settings.load_profile(before)
 

@@ -18,6 +18,7 @@ from starlette.types import Message
 from slidegate import RateLimit, RateLimitMiddleware, Rule
 
 from ..asgi import PEER, scope_of, send_scope
+from ..drawing import examples
 from .middlewares import FORMS, fastapi
 
 Read = Callable[[Request], Awaitable[Any]]
@@ -85,7 +86,7 @@ async def account_of(request: Request) -> str:
     return str((await request.form())["account"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.sampled_from([*FORMS]), st.lists(BODIES, min_size=1, max_size=4))
 async def test_however_a_body_is_sent_an_account_is_served_no_more_often_than_its_limit_allows(
     where: str, bodies: list[tuple[str, list[bytes]]]
@@ -119,7 +120,7 @@ TEXTS: dict[bytes, tuple[str, dict[Read, Any]]] = {
 }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data(), st.sampled_from([*FORMS]), st.sampled_from(sorted(TEXTS)))
 async def test_an_endpoint_reads_all_of_a_body_that_was_read(data: st.DataObject, where: str, text: bytes) -> None:
     """Each reads a form as a form, or any other body as bytes or JSON, in any order."""

@@ -34,6 +34,7 @@ from slidegate.web.client_ip import ClientAddress
 from slidegate.web.keys import Combined, Key
 
 from ..asgi import PEER, call, scope_of, send_scope
+from ..drawing import examples
 from .middlewares import Listener, starlette
 
 VICTIM, PROXY = "198.51.100.7", "10.0.0.1"
@@ -131,7 +132,7 @@ class _Known(Key):
         return self._found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.sampled_from(sorted(CLIENTS)),
     st.sampled_from(sorted(KEYS)),
@@ -247,7 +248,7 @@ async def test_something_inside_that_finds_another_address_is_found_once(
     assert [finding.code for finding in app.findings].count("SG104") == is_found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=4),
     st.sampled_from(["raises", "answers"]),

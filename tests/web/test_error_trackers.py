@@ -91,13 +91,14 @@ def reported(on_error: str, at_endpoints: str, *, ignores: bool = False) -> list
     return found
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("on_error", "at_endpoints"),
     [
         ("deny", ""),
-        pytest.param("local", "", marks=pytest.mark.all),
-        pytest.param("allow", "", marks=pytest.mark.all),
-        pytest.param("local", "deny", marks=pytest.mark.all),
+        ("local", ""),
+        ("allow", ""),
+        ("local", "deny"),
     ],
 )
 def test_an_outage_is_reported_as_often_for_many_requests_as_for_few(on_error: str, at_endpoints: str) -> None:

@@ -44,6 +44,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.keys import everyone, header
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
+from ..drawing import examples
 from .middlewares import FORMS, Listener, SocketClient, greet, starlette, texts
 from .stage import end_of
 
@@ -115,7 +116,7 @@ OPTIONS: Final = st.fixed_dictionaries({
 CLIENTS: Final = st.sampled_from([(PEER, 1), [PEER, 1], (PEER, None), [PEER, "1"]])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.tuples(st.lists(OTHERS, max_size=2), STARTS, st.lists(BODIES | OTHERS, max_size=3)),
     st.lists(BODIES | STARTS, max_size=2),
@@ -269,7 +270,7 @@ WAYS = ("rule", "dependency", "checked", "beside")
 PAUSES = st.lists(st.sampled_from([1, 10, 30, 60]), max_size=4)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.sampled_from(WAYS), st.sampled_from(NAMING), st.lists(PAUSES, max_size=8))
 async def test_a_refused_request_that_asks_again_is_decided_again(at: str, options: Any, requests: Any) -> None:
     """Also `beside` a middleware that it passed before, which has returned, and so is above nothing any more."""

@@ -45,6 +45,7 @@ from slidegate.web.client_ip import client_ip
 from slidegate.web.keys import Key, combine, cookie, header, path_param, query, user
 
 from ..asgi import PEER, hello, page, scope_of, send_scope, statuses
+from ..drawing import examples
 from ..hurry import at_once
 from .middlewares import ASN, OTHER, TENCENT, FollowedFiles, end_of_looks, mmdb
 from .stage import repeated
@@ -252,7 +253,7 @@ HALVES = st.builds("{}{}{}".format, st.text(max_size=40), st.characters(categori
 """Texts with half of a character, which neither UTF-8 nor JSON can hold."""
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(OF_HEADER, IN_COOKIE, ANY_TEXT)
 async def test_a_middleware_makes_the_same_key_of_a_request_with_the_value(wire: str, crumb: str, text: str) -> None:
     limiter = Limiter()
@@ -501,7 +502,7 @@ async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tm
     assert seen == {132203}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(damage=st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 255)), min_size=1, max_size=40))
 def test_a_damaged_file_is_refused_or_knows_less_and_raises_nothing(tmp_path_factory: Any, damage: Any) -> None:
     path = mmdb(tmp_path_factory.mktemp("damaged") / "asn.mmdb", ASN)

@@ -43,6 +43,7 @@ from slidegate.web.headers import MOST_NAMED
 from slidegate.web.keys import everyone, header
 
 from ..asgi import PEER, Answer, attempt, scope_of
+from ..drawing import examples
 from ..ops.shared_rows import SharedRows
 from .middlewares import METHODS, Listener, Log, answer, check_fields, class_of, fails, fields, page, written
 
@@ -658,5 +659,7 @@ class Middleware(RuleBasedStateMachine):
 def test_the_middleware_does_what_the_model_does() -> None:
     run_state_machine_as_test(
         Middleware,
-        settings=settings(max_examples=100, stateful_step_count=20, deadline=None, report_multiple_bugs=False),
+        settings=settings(
+            max_examples=examples(100), stateful_step_count=20, deadline=None, report_multiple_bugs=False
+        ),
     )

@@ -32,6 +32,7 @@ from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule, 
 from slidegate.testing import RecordingObserver
 
 from ..asgi import PEER, hello, scope_of, send_scope
+from ..drawing import examples
 from .middlewares import PLENTY, charged, checks, class_of, greet, with_root
 
 # -- what pydantic takes for a number or a UUID ------------------------------------------------------------------------
@@ -577,7 +578,7 @@ OF_FAST_HTML = pytest.param("[^/]*", id="FastHTML", marks=pytest.mark.all)
 
 
 @pytest.mark.parametrize("text", [pytest.param("[^/]+", id="Starlette"), OF_FAST_HTML])
-@pytest.mark.parametrize("trees", [60, pytest.param(4_000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("trees", [examples(60), pytest.param(4_000, marks=pytest.mark.deep)])
 def test_requests_are_counted_as_the_routers_read_them(
     trees: int, text: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddl
 from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call
+from ..drawing import examples
 from ..virtual_time import turns
 from .middlewares import fields
 
@@ -112,7 +113,7 @@ LEFT_THE_WINDOW = ["login", 9, 9, "login", "login", (1, 401), (1, 401), "login"]
 """A request under way for longer than the window has nothing to hand back."""
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @example([Limited(2, "10s", 1, reserves=True)], False, LEFT_THE_WINDOW)
 @given(st.lists(limits, min_size=1, max_size=2), st.booleans(), st.lists(steps, min_size=4, max_size=25))
 async def test_a_refusal_that_only_reservations_cause_waits_a_second(

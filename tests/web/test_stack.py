@@ -44,6 +44,7 @@ for limits in ({"limits": "2/hour"}, {"path": "slidegate.toml"}):
 """
 
 
+@pytest.mark.all
 def test_sentry_traces_a_middleware_with_options_and_one_of_a_file() -> None:
     ended = subprocess.run([sys.executable, "-c", SENTRY], capture_output=True, text=True, timeout=BOUND_S, check=False)
     assert ended.stdout == "[200, 200, 429]\n" * 2, ended.stderr

@@ -178,8 +178,9 @@ def test_the_page_shows_what_the_command_prints_in_seconds(command: str, tmp_pat
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
 PLAYED = [
-    *((name, "lmdb") for name in ("bans", "limits", "explain", "processes")),
+    *((name, "lmdb") for name in ("bans", "limits", "explain")),
     *(pytest.param(name, "redis", marks=needs_redis) for name in ("bans", "limits", "explain", "check")),
+    pytest.param("processes", "lmdb", marks=pytest.mark.all),
     pytest.param("secrets", "lmdb", marks=pytest.mark.all),
     pytest.param("workers", "lmdb", marks=pytest.mark.all),
     pytest.param("workers", "redis", marks=[pytest.mark.all, needs_redis]),

@@ -39,6 +39,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import call, hello, page, scope_of, send_scope, statuses
+from ...drawing import examples
 from ...redis_servers import free_port
 from ...virtual_time import VirtualTime
 from ...web.middlewares import mmdb
@@ -494,7 +495,7 @@ async def test_a_client_is_found_as_counted(ipv4_prefix: int, ipv6_prefix: int, 
 LENGTHS = st.none() | st.sampled_from(["1h", "2h", "permanent"])
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.booleans())
 async def test_the_ban_of_a_client_is_that_which_refuses_it(
     tmp_path_factory: pytest.TempPathFactory, own: Any, wide: Any, hosts: Any, operator: Any, user: Any, by_policy: bool

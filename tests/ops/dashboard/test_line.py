@@ -15,6 +15,7 @@ from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
 from ...asgi import hello, statuses
+from ...drawing import examples
 from ..site import NOW_US
 
 NUMBER = re.compile(r"\d[\d,.]*(?: %)?")
@@ -68,7 +69,7 @@ def check_line(line: Line, refusals: Refusals, banned: set[str]) -> None:
         assert client is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(INCIDENT)
 async def test_the_line_of_any_incident_is_that_of_the_rows_below_it(incident: Any) -> None:
     visits, bans, later_s = incident
