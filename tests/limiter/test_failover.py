@@ -614,11 +614,38 @@ async def test_a_call_that_fails_is_none_of_those_that_are_late() -> None:
     ]
 
 
-async def test_a_late_answer_to_a_call_that_another_answer_has_ended_is_no_late_call() -> None:
-    traffic = Traffic(lambda number: {1: NEVER_S}.get(number, QUICK_S))
+async def test_a_later_answer_to_a_call_that_another_answer_has_ended_is_no_late_call() -> None:
+    traffic = Traffic(lambda number: {1: 0.04}.get(number, QUICK_S))
     await asyncio.gather(*(traffic.limiter.hit("ann", "1000000/hour") for _ in range(2)))
     await traffic.limiter.hit("ann", "1000000/hour")
-    assert traffic.events == []
+    assert (traffic.events, traffic.limiter.failures) == ([], 0)
+
+
+@pytest.mark.parametrize(("error", "kind"), [(None, "store_late"), (StoreUnavailable("reset"), "store_error")])
+async def test_what_gets_no_answer_in_a_call_that_was_answered_in_part_is_told_once_a_minute(
+    error: Exception | None, kind: str
+) -> None:
+    traffic = Traffic(lambda number: NEVER_S if number % 4 in (1, 2) else QUICK_S)
+    made, reasons = traffic.store.made, list[Reason]()
+
+    async def one_call() -> None:
+        hits = [asyncio.create_task(traffic.limiter.hit("ann", "1000000/hour")) for _ in range(3)]
+        await asyncio.wait(hits, return_when=asyncio.FIRST_COMPLETED)
+        for future in made[-2:] if error else ():
+            future.set_exception(error)
+        reasons.extend([(await hit).reason for hit in hits])
+        await traffic.limiter.hit("ann", "1000000/hour")
+
+    for _ in range(4):
+        await one_call()
+    traffic.clock.advance("1m")
+    await one_call()
+    assert reasons == [Reason.OK, Reason.UNAVAILABLE, Reason.UNAVAILABLE] * 5
+    assert (traffic.limiter.failures, traffic.limiter.is_failing) == (5, False)
+    assert [(event.kind, event.details["late"]) for _, event in traffic.events] == [
+        (kind, 0 if error else 1),
+        (kind, 0 if error else 5),
+    ]
 
 
 async def test_a_server_that_always_needs_80_ms_is_late_once_a_minute_and_no_outage() -> None:

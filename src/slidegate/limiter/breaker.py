@@ -1,7 +1,8 @@
 """The circuit breaker of a store: it counts calls, and decides when they amount to an outage.
 
 A *call* is what one iteration of an event loop asks: a store that batches sends it together, so 64 questions that wait
-for one late answer are one late call. It ends with the first of its answers and failures.
+for one late answer are one late call. It ends with the first of its answers and failures. Where some of its questions
+were answered, the others are a failure that is reported, and says nothing about an outage.
 
 An outage begins with
 
@@ -51,14 +52,18 @@ class Call:
     Args:
         loop: The event loop; None in a thread without one, where each question is a call.
         asked_us: When its first question was asked.
+
+    Attributes:
+        has_ended: Whether one of its questions was answered or has failed.
+        has_failed: Whether one of them has failed, which is counted once.
     """
 
-    __slots__ = ("_futures", "_timer", "asked_us", "has_ended", "loop")
+    __slots__ = ("_futures", "_timer", "asked_us", "has_ended", "has_failed", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None, asked_us: int) -> None:
         self.loop = loop
         self.asked_us = asked_us
-        self.has_ended = False
+        self.has_ended = self.has_failed = False
         self._futures: list[asyncio.Future[Any]] = []
         self._timer: asyncio.Handle | None = None
 
@@ -96,7 +101,7 @@ class Breaker:
 
     Attributes:
         is_open: Whether there is an outage.
-        failures: How many calls have failed, and single requests in calls that have not.
+        failures: How many calls have failed, in part or as a whole, and single requests in calls that have not.
         refuses_writes: Whether the last failure concerned writes alone.
         late_text: What the error of a late call says.
     """
@@ -185,27 +190,36 @@ class Breaker:
             self.forget(call)
             self._report(error)
             return
-        if call.has_ended:
+        if call.has_failed:
             return
+        was_answered = call.has_ended
+        call.has_failed = True
         call.end()
+        begins = False
         with self._lock:
-            now_us = self._clock()
             self.failures += 1
-            self.refuses_writes = concerns == "writes"
-            if call.asked_us >= self._last_ended_us:  # else another call has ended since it was asked
-                self._in_a_row += 1
-                self._last_ended_us = now_us
-            begins = not self.is_open and (self._in_a_row >= FAILURES_TO_OPEN or _is_refused(error))
-            if begins:
-                self._began_us, self._failures_before = now_us, self.failures - 1
-                self.is_open, self._unreported = True, None
-            if begins or self._is_probe(call):
-                self._next_probe_us = now_us + OPEN_US
+            if not was_answered:
+                begins = self._begin_outage(call, error, concerns)
         if begins:
             self._emit_failure("store_failed", "failed", error)
         elif not self.is_open:
             self._late_calls += isinstance(error, StoreTimeout)
             self._unreported = error
+
+    def _begin_outage(self, call: Call, error: Exception, concerns: str) -> bool:
+        """Count a call without any answer; return whether an outage begins with it."""
+        now_us = self._clock()
+        self.refuses_writes = concerns == "writes"
+        if call.asked_us >= self._last_ended_us:  # else another call has ended since it was asked
+            self._in_a_row += 1
+            self._last_ended_us = now_us
+        begins = not self.is_open and (self._in_a_row >= FAILURES_TO_OPEN or _is_refused(error))
+        if begins:
+            self._began_us, self._failures_before = now_us, self.failures - 1
+            self.is_open, self._unreported = True, None
+        if begins or self._is_probe(call):
+            self._next_probe_us = now_us + OPEN_US
+        return begins
 
     def forget(self, call: Call | None) -> None:
         """Drop a call that says nothing about the server. If it was the probe, the next question is."""
