@@ -105,6 +105,21 @@ def refusals(found: dict[str, Any]) -> set[str]:
 # -- which limits ------------------------------------------------------------------------------------------------------
 
 
+def test_a_rule_for_another_route_of_the_same_function_is_none_of_an_operation() -> None:
+    app = FastAPI()
+
+    async def item(item: str = "") -> str:
+        return item
+
+    app.add_api_route("/items/special", item)
+    app.add_api_route("/items/{item}", item)
+    app.add_middleware(RateLimitMiddleware, rules=[Rule("/items/special", "3/second")])
+    document_limits(app)
+    paths = app.openapi()["paths"]
+    assert "429" in paths["/items/special"]["get"]["responses"]
+    assert "429" not in paths["/items/{item}"]["get"]["responses"]
+
+
 def test_what_is_exempt_final_or_blocked_ends_the_list() -> None:
     rules = [
         Rule("/health", exempt=True),

@@ -16,6 +16,7 @@ from slidegate.core import Ban, parse_address
 from slidegate.core.addresses import format_network, parse_network
 from slidegate.core.bans.networks import BannedNetworks
 from slidegate.core.bans.rows import HEADER, from_rows
+from slidegate.core.bans.strikes import next_ban
 
 from ...contract.programs import HOUR_US
 
@@ -34,6 +35,17 @@ def ban(key: str, until_us: int | None = 100, since_us: int = 0) -> Ban:
 
 
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_a_level_is_over_when_all_of_it_is_forgiven_and_not_before(level: int) -> None:
+    policy, before, now_us = BanPolicy(duration="1h", forgive="1d"), None, 0
+    for _ in range(level):
+        ban, before = next_ban(policy, "203.0.113.7", "", before, now_us)
+        now_us = ban.since_us + 1
+    assert before is not None
+    assert next_ban(policy, "203.0.113.7", "", before, before.over_us - 1)[0].level == 2
+    assert next_ban(policy, "203.0.113.7", "", before, before.over_us)[0].level == 1
+
+
 def test_networks_whose_bans_are_over_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.core.bans.networks.MAX_NETWORKS", 2)
     networks = BannedNetworks([ban("192.0.2.0/24", 100), ban("198.51.100.0/24", None), ban("user:ann", None)])
