@@ -1,6 +1,7 @@
 """Changes one node of a function of the package at a time, and reports how many of the changes the tests notice.
 
     python -m scripts.mutants --seed 1 --count 200
+    python -m scripts.mutants --seed 1 --count 75 core windows web/visit.py
 
 The same seed draws the same changes from the same source. Each is tried with the tests of its file, which notice it by
 failing or by hanging, and gets a line in build/mutants/SEED.jsonl: a run that was stopped goes on where it was. Changed
@@ -56,10 +57,11 @@ def changed(node: Any) -> ast.AST | None:
     return other  # type: ignore[no-any-return]
 
 
-def drawn(seed: int, count: int) -> list[tuple[Path, str, str]]:
-    """Return changes: the file, what changes, and the source of the file with it."""
+def drawn(seed: int, count: int, places: list[str]) -> list[tuple[Path, str, str]]:
+    """Return changes in some files and folders: the file, what changes, and the source of the file with it."""
     found: dict[ast.AST, tuple[Path, ast.AST, ast.AST]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
+    chosen = [SOURCE / "slidegate" / place for place in places] or [SOURCE]
+    for path in sorted({path for one in chosen for path in ([one] if one.is_file() else one.rglob("*.py"))}):
         tree = ast.parse(path.read_text("utf-8"))
         for function in ast.walk(tree):
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -102,13 +104,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.mutants")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("places", nargs="*", help="files and folders below src/slidegate; all without one")
     options = parser.parse_args()
     fine: set[tuple[str, ...]] = set()
     shutil.copytree(SOURCE, BUILD / "src", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     log = BUILD / f"{options.seed}.jsonl"
     log.touch()
     tried = dict(map(json.loads, log.read_text("utf-8").splitlines()))
-    changes = drawn(options.seed, options.count)
+    changes = drawn(options.seed, options.count, options.places)
     for path, what, source in changes:
         if what in tried:
             continue
