@@ -85,7 +85,7 @@ async def test_in_lmdb(row: bytes, at: int) -> None:
             def damage(txn: Any) -> None:
                 dbs = store._env.counts.dbs
                 database, name = [
-                    (dbs.bans, b"192.0.2.0/24\xff"),
+                    (dbs.bans, b"\xff192.0.2.0/24"),
                     (dbs.bans, b"user:bob"),
                     (dbs.levels, b"user:bob\xffabuse"),
                     (dbs.worker_rows, LIMITS.encode() + bytes(9) + b"x" * 8),

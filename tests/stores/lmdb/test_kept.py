@@ -310,7 +310,7 @@ def test_rows_have_named_fields_and_a_version_and_every_later_version_reads_them
     hand = {"reason": "by request", "by": "ann", "level": 0, **since, "until_us": None}
     assert rows_kept(machine) == {
         b"user:eve": {"key": "user:eve", **hand},
-        b"192.0.2.0/24\xff": {"key": "192.0.2.0/24", **hand},
+        b"\xff192.0.2.0/24": {"key": "192.0.2.0/24", **hand},
         b"user:bob": {"key": "user:bob", "reason": "why", "by": "abuse", "level": 1, **since, **ends},
         b"user:bob\xffabuse": {"level": 1, **ends, "over_us": 1034563600000000},
         b"user:kim\xff" + bytes.fromhex("09a2b239af69533d"): {"spent": 3, "until_us": 1009843200000000},

@@ -1,10 +1,10 @@
 """The rows of the file: its databases, how rows are named and swept, and the rows of bans and levels.
 
     bans      key                  the ban as JSON
-    bans      key 0xff             the ban as JSON, of a network
+    bans      0xff key             the ban as JSON, of a network
     levels    key 0xff policy      the level as JSON
     ban_ends  time, row            when to check a row again, and its database
-    meta      "networks"           the keys of the bans of networks, after 8 random bytes as their version
+    meta      "networks"           8 random bytes, the version of the bans of networks
 
 JSON has the fields by name: those of later versions are ignored, and kept as long as the row is. Each change of a ban
 or of a level is noted, because it survives a restart of the machine, see `kept`. The other databases have windows, also
@@ -13,7 +13,6 @@ those of strikes, and permits, see `windows`; and the rows of workers, see `stor
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
@@ -29,7 +28,7 @@ from ...core.store import Clock
 from ...core.stored import all_readable, json_of, read_by_name, readable
 
 NETWORKS: Final = b"networks"
-"""The key of the list of banned networks, which begins with random bytes that differ after each change."""
+"""The key of the version of the bans of networks, which is random, so that no two processes write the same one."""
 
 DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
 """What LMDB reports of a damaged file. All other errors are those of this process, and the file stays."""
@@ -44,12 +43,10 @@ BANS: Final = "bans"
 LEVELS: Final = "levels"
 DUE: Final = Struct(">q")
 BETWEEN: Final = b"\xff"
-"""Separates a key from the rest of its row; it never occurs in UTF-8 text."""
+"""Separates a key from the rest of its row, and begins the rows of banned networks, which are the last ones of their
+database; it never occurs in UTF-8 text."""
 
 _VERSION_BYTES: Final = 8
-"""Random, so that no two processes write the same version."""
-_NO_NETWORKS: Final = bytes(_VERSION_BYTES) + b"[]"
-"""What is read where no network has ever been banned."""
 _END: Final = {BANS: "until_us", LEVELS: "over_us"}
 """The fields with the ends of rows."""
 
@@ -199,7 +196,7 @@ class LmdbBanRows:
         self._cached = cached
 
     def bans_of(self, key: str) -> list[Ban]:
-        rows = [self._txn.get(row, None, self._dbs.bans) for row in (key.encode(), row_of(key))]
+        rows = [self._txn.get(row, None, self._dbs.bans) for row in (key.encode(), BETWEEN + key.encode())]
         return all_readable(read_ban, [packed for packed in rows if packed is not None])
 
     def put_ban(self, ban: Ban) -> None:
@@ -218,7 +215,7 @@ class LmdbBanRows:
         after = before.with_ban(ban, self._rows.unix_us())
         self._keep_networks(after)
         for ended in before.bans.keys() - after.bans.keys():
-            self._write(BANS, row_of(ended), None)
+            self._write(BANS, BETWEEN + ended.encode(), None)
 
     def remove_ban(self, ban: Ban) -> None:
         if ban.network() is not None:
@@ -230,24 +227,13 @@ class LmdbBanRows:
 
     def networks(self) -> BannedNetworks:
         """Return the bans of networks, reading them again if their version has changed."""
-        packed = self._txn.get(NETWORKS, _NO_NETWORKS, self._dbs.meta)
-        version = packed[:_VERSION_BYTES]
+        version = self._txn.get(NETWORKS, b"", self._dbs.meta)
         networks = self._cached.get(version)
         if networks is None:
-            bans: list[Ban] = []
-            keys = readable(_keys_in, packed[_VERSION_BYTES:])
-            if keys is None:
-                keys = self._keys_of_networks()
-            for key in keys:
-                bans += self.bans_of(key)
-            networks = BannedNetworks(bans)
+            rows = self._rows.starting_with(BETWEEN, self._dbs.bans)
+            networks = BannedNetworks(all_readable(read_ban, [packed for _, packed in rows]))
             self._cache(version, networks)
         return networks
-
-    def _keys_of_networks(self) -> list[str]:
-        """Return the keys of the bans of networks, as the rows have them."""
-        rows = self._txn.cursor(self._dbs.bans).iternext(values=False)
-        return [row[:-1].decode(errors="replace") for row in rows if row.endswith(BETWEEN)]
 
     def level(self, policy: str, key: str) -> Level | None:
         packed = self._txn.get(row_of(key, policy.encode()), None, self._dbs.levels)
@@ -274,8 +260,8 @@ class LmdbBanRows:
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         before = len(self._rows.noted)
         is_more = self._rows.check_due(self._dbs.ban_ends, now_us, max_count, _due_us)
-        deleted, ban_of_network = self._rows.noted[before:], BANS[0].encode()
-        ended = [name[1:-1].decode() for name in deleted if name.startswith(ban_of_network) and name.endswith(BETWEEN)]
+        of_network = BANS[0].encode() + BETWEEN
+        ended = [name[2:].decode() for name in self._rows.noted[before:] if name.startswith(of_network)]
         if ended:  # others would go on to refuse them if Unix time were set back
             self._keep_networks(self.networks().without(*ended))
         return is_more
@@ -307,8 +293,7 @@ class LmdbBanRows:
     def _keep_networks(self, networks: BannedNetworks) -> None:
         """Write which networks are banned, as a new version, which all processes read before their next decision."""
         version = os.urandom(_VERSION_BYTES)
-        keys = json.dumps([*networks.bans])
-        self._txn.put(NETWORKS, version + keys.encode(), db=self._dbs.meta)
+        self._txn.put(NETWORKS, version, db=self._dbs.meta)
         self._cache(version, networks)
 
     def _cache(self, version: bytes, networks: BannedNetworks) -> None:
@@ -318,19 +303,10 @@ class LmdbBanRows:
 
 
 def _row_of_ban(ban: Ban) -> bytes:
-    """Return the key of the row of a ban; that of a network ends in a mark, by which `remove_expired` finds it."""
+    """Return the key of the row of a ban."""
     if ban.network() is None:
         return ban.key.encode()
-    return row_of(ban.key)
-
-
-def _keys_in(packed: bytes) -> list[str]:
-    """Return the keys in the list of banned networks."""
-    keys = json.loads(packed)
-    if not isinstance(keys, list):
-        raise TypeError("expected a list")
-    "".join(keys).encode()  # texts, all of them
-    return keys
+    return BETWEEN + ban.key.encode()
 
 
 def _due_us(kind: str, row: bytes, packed: bytes) -> int | None:
