@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from inspect import isawaitable
 from typing import Final, Protocol, TypeVar
 
 from ..core.bans.ban import Ban, longest
@@ -20,7 +19,7 @@ from ..core.buckets import Bucket
 from ..core.events import Event
 from ..core.logs import Throttle
 from ..core.store import COMMAND_DEADLINE_S, BanStore, Store
-from .shared import in_steps, pause, run_unless_on_loop
+from .shared import answer_of, in_steps, pause, run_unless_on_loop
 
 T = TypeVar("T")
 
@@ -237,10 +236,7 @@ class BookBans(BanStore):
     async def _load(self, bans: Iterable[Ban]) -> int:
         count = 0
         async for batch in in_steps(bans, self.load_step):
-            answer = self._import_batch(batch)
-            if isawaitable(answer):
-                answer = await answer
-            count += answer
+            count += await answer_of(self._import_batch(batch))
             await pause(self.load_pause_s)
         return count
 

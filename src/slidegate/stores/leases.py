@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from datetime import timedelta
-from inspect import isawaitable
 from itertools import islice, takewhile
 from time import monotonic
 from typing import Any, Final, TypeAlias
@@ -33,7 +32,7 @@ from ..core.durations import parse_duration_us
 from ..core.errors import StoreError
 from ..core.logs import net
 from .forks import ForkHook
-from .shared import running_loop
+from .shared import answer_of, running_loop
 
 DEFAULT_PERMIT_LEASE: Final = "10s"
 WORKER_BYTES: Final = 8
@@ -205,8 +204,6 @@ class HeldPermits:
                     await sleep(self.lease_us / RENEWALS / 1_000_000)
                     if not self.is_open or not self._rows:
                         return
-                    answer = self._renew()
-                    if isawaitable(answer):
-                        await answer
+                    await answer_of(self._renew())
         finally:
             self._tasks.pop(loop, None)

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
+from inspect import isawaitable
 from itertools import islice
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
@@ -82,6 +83,13 @@ def run_unless_on_loop(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
     except StopIteration as done:
         answer: T = done.value
         return answer
+
+
+async def answer_of(answer: T | Awaitable[T]) -> T:
+    """Return the answer of a method that may return an awaitable of it, within a coroutine."""
+    if isawaitable(answer):
+        return await answer
+    return answer
 
 
 async def in_steps(items: Iterable[T], step: int) -> AsyncIterator[list[T]]:

@@ -20,12 +20,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from inspect import isawaitable
 from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 
 from ...core.errors import StoreTimeout, StoreUnavailable
 from ...core.store import COMMAND_DEADLINE_S
-from ..shared import on_loop, run_unless_on_loop, running_loop
+from ..shared import answer_of, on_loop, run_unless_on_loop, running_loop
 from .gate import POLL_S, THREAD_LOCK, WAIT_S
 from .kept import in_background
 from .transaction import Job, Transaction, Transactions
@@ -240,13 +239,6 @@ class _LoopJobs:
             if now_s >= until_s:
                 _fail(future, _too_long(COMMAND_DEADLINE_S))
         return items
-
-
-async def answer_of(answer: T | Awaitable[T]) -> T:
-    """Return an answer of `Batcher.run`, within a coroutine for `run_unless_on_loop`."""
-    if isawaitable(answer):
-        return await answer
-    return answer
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:

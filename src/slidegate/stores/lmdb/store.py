@@ -46,12 +46,20 @@ from ...core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedR
 from ...core.stored import all_readable
 from ..ban_book import BanBook, BookBans
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, in_steps, name_digest, run_unless_on_loop, running_loop
+from ..shared import (
+    DEFAULT_MAX_BANS,
+    DEFAULT_MAX_KEYS,
+    answer_of,
+    in_steps,
+    name_digest,
+    run_unless_on_loop,
+    running_loop,
+)
 from ..system_clock import system_us
-from .batching import PAUSE_S, Batcher, answer_of
+from .batching import PAUSE_S, Batcher
 from .counts import Options, Room, boot_us
+from .environment import close_environment, open_environment
 from .gate import TRY_S
-from .open_environments import close_environment, open_environment
 from .rows import DUE, due_us, rows_from
 from .transaction import Settings, Transaction, Transactions
 from .windows import RENEWED_AT_ONCE, WORKER_ROWS
