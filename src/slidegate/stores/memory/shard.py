@@ -44,18 +44,13 @@ class Shard:
         self.lock = RLock()
 
 
-class Shards:
-    """Several shards, whose locks are acquired in the given order.
+class Locks:
+    """The locks of several shards, which are acquired in the given order, and like one."""
 
-    Attributes:
-        lock: The shards themselves, which are acquired like a lock.
-    """
-
-    __slots__ = ("_shards", "lock")
+    __slots__ = ("_shards",)
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
-        self.lock = self
 
     def acquire(self) -> None:
         """Acquire all locks, or none if a signal handler raises meanwhile."""
@@ -202,11 +197,10 @@ class Table(Generations):
         holds_permits: Whether the limit is a concurrency limit.
     """
 
-    __slots__ = ("capacity", "cells", "counts_strikes", "holds_permits", "identity", "shard")
+    __slots__ = ("capacity", "cells", "counts_strikes", "holds_permits", "shard")
 
     def __init__(self, identity: Identity, limit: AnyLimit, shard: Shard, capacity: Capacity) -> None:
         super().__init__(limit)
-        self.identity = identity
         self.shard = shard
         self.capacity = capacity
         self.cells = Generations(limit)
@@ -282,7 +276,7 @@ class Table(Generations):
             return False
         window = windows[key]
         windows[key] = b""
-        return window != b"" and self.in_use(window, now_us, unix_us)
+        return self.in_use(window, now_us, unix_us)
 
     def step(self, now_us: int, unix_us: int) -> int:
         """Visit some stale windows and cells, and delete those that are not in use; return how many were visited."""

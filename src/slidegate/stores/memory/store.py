@@ -41,7 +41,7 @@ from ..forks import ForkHook
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, keys_shared
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBanRows, MemoryBans
-from .shard import STEP_WINDOWS, Capacity, Identity, Shard, Shards, Table, Tables, Windows, release_if_held
+from .shard import STEP_WINDOWS, Capacity, Identity, Locks, Shard, Table, Tables, Windows, release_if_held
 
 SHARD_KEYS: Final = 8_192
 """The most keys of a shard, if shards suffice: copying such a dict takes a fraction of a millisecond."""
@@ -103,7 +103,7 @@ class MemoryStore(Store):
             self, rows, strikes=self, max_bans=most_bans, max_keys=self.max_keys, tidy=lambda: self.tidy(self.time_us())
         )
         self._shards = [Shard() for _ in range(shards)]
-        self._all = Shards(self._shards)
+        self._all = Locks(self._shards)
         self._capacity = Capacity(self.max_keys)
         self._shard_bits = (shards - 1) << HASH_BITS
         self._secret = os.urandom(32)
@@ -157,7 +157,7 @@ class MemoryStore(Store):
         at = (hash(client_key) & self._shard_bits) >> HASH_BITS
         lock: Any = self._shards[at].lock
         if len(checks) > 1:  # perhaps of several clients
-            lock = self._shards_of(checks).lock
+            lock = self._lock_of(checks)
         try:
             lock.acquire()  # within `try`: a signal handler may raise in or after it; `with` would take twice as long
             if self.closed:
@@ -206,7 +206,7 @@ class MemoryStore(Store):
         if refusal is not None:
             return refusal
         refs: list[WindowRef] = []
-        with self._shards_of(checks).lock:
+        with self._lock_of(checks):
             now_us = self.time_us()
             for counter, cost, windows, name, is_charged in self._existing_refs(checks):
                 copied = {name: windows[name]}
@@ -218,14 +218,14 @@ class MemoryStore(Store):
     def inspect(self, checks: Sequence[Check]) -> Snapshot:
         """Return the windows of some checks, without changing anything."""
         self.expect_open()
-        with self._shards_of(checks).lock:
+        with self._lock_of(checks):
             windows = [windows[name] for _, _, windows, name, _ in self._existing_refs(checks)]
             return Snapshot(self.time_us(), self.unix_us(), windows)
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Decision:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
         self.expect_open()
-        with self._shards_of(checks).lock:
+        with self._lock_of(checks):
             now_us = self._now_us()
             decision = charge_all(checks, self._refs(checks, self._make_window), now_us)
         self.tidy(now_us)
@@ -235,7 +235,7 @@ class MemoryStore(Store):
         """Refund charges; return False if none of them is left."""
         self.expect_open()
         checks = [reservation.check for reservation in reservations]
-        with self._shards_of(checks).lock:
+        with self._lock_of(checks):
             return refund_all(reservations, self._existing_refs(checks), self._now_us())
 
     def release(self, decision: Decision) -> bool:
@@ -246,7 +246,7 @@ class MemoryStore(Store):
         if not decision.is_whole:
             return False
         refs: list[WindowRef] = []
-        with self._shards_of(decision.checks).lock:
+        with self._lock_of(decision.checks):
             for bucket, key, cost in decision.checks:
                 places = self._places.get(bucket) or self._places_of(bucket)
                 for counter, windows, is_charged, _ in places[self._shard_of(key)]:
@@ -359,18 +359,18 @@ class MemoryStore(Store):
     def _shard_of(self, key: str) -> int:
         return (hash(key) & self._shard_bits) >> HASH_BITS
 
-    def _shards_of(self, checks: Sequence[Check]) -> Shard | Shards:
-        """Return the shards of some checks, whose locks are acquired in their order; a single one is the usual case."""
+    def _lock_of(self, checks: Sequence[Check]) -> Any:
+        """Return the lock of the keys of some checks; of several shards, their locks in their order."""
         first_key = checks[0][1] if checks else ""
         for check in checks:
             if check[1] is not first_key:
                 break
         else:  # one client
-            return self._shards[self._shard_of(first_key)]
+            return self._shards[self._shard_of(first_key)].lock
         shards = {self._shard_of(key) for _, key, _ in checks}
         if len(shards) == 1:
-            return self._shards[shards.pop()]
-        return Shards([self._shards[at] for at in sorted(shards)])
+            return self._shards[shards.pop()].lock
+        return Locks([self._shards[at] for at in sorted(shards)])
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
