@@ -47,8 +47,8 @@ BETWEEN: Final = b"\xff"
 database; it never occurs in UTF-8 text."""
 
 _VERSION_BYTES: Final = 8
-_END: Final = {BANS: "until_us", LEVELS: "over_us"}
-"""The fields with the ends of rows."""
+_ENDS: Final = {BANS: (read_ban, "until_us"), LEVELS: (read_level, "over_us")}
+"""How the rows of a database are read, and which of their fields has their ends."""
 
 CachedNetworks: TypeAlias = dict[bytes, BannedNetworks]
 """The banned networks as this process last read them, by the bytes of their version: one entry at most.
@@ -286,7 +286,8 @@ class LmdbBanRows:
             self._txn.delete(row, b"", database)
             return
         self._txn.put(row, json_of(new), db=database)
-        end_us = new[_END[kind]]
+        _, end = _ENDS[kind]
+        end_us = new[end]
         if end_us is not None:
             self._rows.recheck_at(index, end_us, row, kind)
 
@@ -311,12 +312,9 @@ def _row_of_ban(ban: Ban) -> bytes:
 
 def _due_us(kind: str, row: bytes, packed: bytes) -> int | None:
     """Return when a row of `bans` or `levels` ends and can be deleted; None for never, 0 if it cannot be read."""
-    if kind == BANS:
-        ban = readable(read_ban, packed)
-        if ban is not None:
-            return ban.until_us
-    else:
-        level = readable(read_level, packed)
-        if level is not None:
-            return level.over_us
-    return 0
+    read, end = _ENDS[kind]
+    fields = readable(read, packed)
+    if fields is None:
+        return 0
+    end_us: int | None = getattr(fields, end)
+    return end_us

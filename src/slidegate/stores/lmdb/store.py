@@ -189,14 +189,15 @@ class LmdbStore(Store):
         Permits stay taken, because their requests are still in progress. The units of the key in a shared cell stay,
         because they are mixed with those of other keys.
         """
-        return self._batcher.command(Transaction.reset, key, tuple(map(name_digest, names)), needs_room=False)
+        digests = tuple(map(name_digest, names))
+        return self._batcher.command(lambda transaction: transaction.windows.reset(key, digests), needs_room=False)
 
     def reset_all(self) -> bool | Awaitable[bool]:
         """Delete the windows of all keys under every rule, and all shared cells; return whether units were spent.
 
         Permits stay taken, because their requests are still in progress.
         """
-        return self._batcher.command(Transaction.reset_all, needs_room=False)
+        return self._batcher.command(lambda transaction: transaction.windows.reset_all(), needs_room=False)
 
     def inspect(self, checks: Sequence[Check]) -> Snapshot | Awaitable[Snapshot]:
         """Return the windows of some checks."""
@@ -308,8 +309,7 @@ class LmdbRows(SharedRows):
         Raises:
             StoreUnavailable: There is no room for the row.
         """
-        needs_room = row.kept_us > 0
-        return self._batcher.run(self._write, worker, row, needs_room=needs_room, deadline_s=deadline_s)
+        return self._batcher.run(self._write, worker, row, needs_room=row.kept_us > 0, deadline_s=deadline_s)
 
     def _write(self, transaction: Transaction, worker: bytes, row: SharedRow) -> None:
         """Write or delete a row in a transaction."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import lmdb
 
@@ -40,8 +39,7 @@ Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], bool]
 """A function that is called with a transaction, its further arguments, and whether it may need room in the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What a store was made with.
 
     Attributes:
@@ -92,8 +90,7 @@ class Transactions:
         Raises:
             StoreUnavailable: The files are damaged or full, or the store was closed.
         """
-        if self.store.closed:
-            self.store.expect_open()
+        self.store.expect_open()
         transaction = Transaction(self, jobs)
         try:
             if not self.env.run(transaction.run, wait_s):
@@ -165,8 +162,6 @@ class Transaction:
         self.answers: list[Any] = []
         self.events: list[Event] = []
         self.has_unkept = False
-        self.rows: TransactionRows
-        self.windows: WindowRows
 
     def run(self, txn: Any) -> None:
         """Do the jobs, and what is due."""
@@ -239,14 +234,6 @@ class Transaction:
         refs = self._find([charge.check for charge in of_windows], create=False)
         has_refunded = refund_all(of_windows, refs, self.rows.now_us)
         return has_refunded or len(of_windows) < len(reservations)
-
-    def reset(self, key: str, names: tuple[bytes, ...]) -> bool:
-        """Forget the windows of a key; return whether it had spent units. See `WindowRows.reset`."""
-        return self.windows.reset(key, names)
-
-    def reset_all(self) -> bool:
-        """Forget the windows of all keys, and all shared cells; return whether units were spent."""
-        return self.windows.reset_all()
 
     def renew(self, rows: Sequence[bytes]) -> None:
         """Renew the permits of this process in some rows."""
