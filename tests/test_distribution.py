@@ -102,6 +102,14 @@ def test_the_source_distribution_holds_the_files_of_the_checkout_and_no_other(bu
     assert os.access(root / ".ci" / "run", os.X_OK)
 
 
+def test_the_wheel_holds_the_package_the_plugin_and_nothing_else(built: Built) -> None:
+    source = dev.ROOT / "src"
+    files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    with zipfile.ZipFile(built.wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == {name for name in files if "__pycache__" not in name}
+
+
 def test_the_wheel_holds_the_skill_where_agents_look_for_it(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         held = archive.read("slidegate/.agents/skills/slidegate/SKILL.md").decode()
