@@ -67,6 +67,31 @@ def test_everything_can_be_written_in_the_file(texts: Callable[..., None]) -> No
     texts(EVERYTHING_MADE, "> ", described)
 
 
+OF_VERSION_0_1 = """\
+<Rule '/health' exempt>
+<Rule 'POST /login' 5/1m; 500/month from 15 in Europe/Berlin>
+<Rule 'api' 100/10s>
+<Rule '/export' 10/1h>
+<Rule '/wp-admin/{rest:path}' block>
+<Rule '/render' 4 at a time>
+<Rule '/mcp' 120/1m>
+<Rule 'export tool' 2/1h>
+<Rule 'service' 2000/1s @10>
+<Rule 'default' 600/1m shadow>
+<Rule '/v6' 60/1m>
+<Rule '/q' 60/1m>
+<BanPolicy 'scanning' after 20/10m, 1h>
+<BanPolicy 'accounts' after 100/1h, 1h>
+""".splitlines()
+
+
+def test_a_file_of_version_0_1_makes_what_it_made_then() -> None:
+    """It is the example of that version, and stays as it is."""
+    app = RateLimitMiddleware.from_file(hello, Path(__file__).with_name("slidegate_0_1.toml")).app
+    made = [*map(repr, app.rules), *map(repr, app.policy.signals.ban_policies.values())]
+    assert made == OF_VERSION_0_1
+
+
 FILES = sorted((ROOT / "examples").rglob("*.toml"))
 EXAMPLE = EVERYTHING.read_bytes()
 WHOLE = tomllib.loads(EXAMPLE.decode())

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -315,6 +316,18 @@ def test_rows_have_named_fields_and_a_version_and_every_later_version_reads_them
         b"user:bob\xffabuse": {"level": 1, **ends, "over_us": 1034563600000000},
         b"user:kim\xff" + bytes.fromhex("09a2b239af69533d"): {"spent": 3, "until_us": 1009843200000000},
     }
+
+
+def test_a_file_of_version_0_1_is_read_by_every_later_one(machine: Machine) -> None:
+    """Its rows are those of the test above, but for what was deleted."""
+    machine.path.mkdir()
+    shutil.copy(Path(__file__).parents[1] / "data" / KEPT, machine.path / KEPT)
+    store = machine.store()
+    assert banned(store) == ["192.0.2.0/24", "user:bob", "user:eve"]
+    assert store.hit(((PLAN, "user:kim", 1),)).remaining == 56
+    machine.wall.advance(us=HOUR_US)
+    second = store.bans.strike(POLICY, "user:bob", 1, "again")
+    assert (second.level, second.until_us - second.since_us) == (2, 2 * HOUR_US)
 
 
 def killed(machine: Machine, act: Callable[[Any], object]) -> None:
