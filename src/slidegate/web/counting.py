@@ -7,14 +7,14 @@ needs a look at the client or the scope alone; a function of the user's replaces
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from ..core.buckets import Check, windows_of
 from ..core.decision import Decision, Reason
 from ..core.events import Event
-from ..limiter.aio import answer_of
 from ..limiter.engine import Engine
 from .callbacks import UserCallbacks, request_in, whole_cost
 from .plan import BoundRule, Plan, RuleMatch
@@ -57,28 +57,32 @@ class Counting:
         """
         if visit.client.verdict is not None:
             return visit.client.verdict
-        if visit.plan.is_conditional:
-            visit.plan = await self.narrow(visit, visit.plan, request_in(visit.scope))
-            visit.effects = [*visit.effects, *visit.plan.effects]
         plan = visit.plan
+        request: HTTPConnection | None = None
+        if plan.is_conditional:
+            request = request_in(visit.scope)
+            plan = visit.plan = await self.narrow(visit, plan, request)
+            visit.effects = [*visit.effects, *plan.effects]
         if plan.strikes:
             refusal = await self._signals.strike_for_path(visit, plan.strikes)
             if refusal is not None:
                 return refusal
         if not plan.limiting and not self._engine.store.bans.may_refuse():
             return plan.verdict
-        return await self.count(visit, plan, request_in(visit.scope))
+        if plan.calls_functions and request is None:
+            request = request_in(visit.scope)
+        return await self.count(visit, plan, visit.scope, request)
 
-    async def count(self, visit: Visit, plan: Plan, request: HTTPConnection) -> Decision:
+    async def count(self, visit: Visit, plan: Plan, scope: Scope, request: Any) -> Decision:
         """Charge the limits of a plan, unless a ban refuses the request.
 
         Args:
             visit: The request in its middleware.
             plan: The plan of the request, or of its endpoint.
-            request: The request as functions get it: in the middleware without its body.
+            scope: The scope of the request by now.
+            request: The request as functions get it; None if the plan calls none.
         """
-        client = visit.client
-        subjects = client.subjects
+        subjects = visit.client.subjects
         if plan.calls_functions:
             checks: list[Check] = []
             for bound in plan.limiting:
@@ -87,14 +91,14 @@ class Counting:
                 # A ban of a key holds where a rule reads it, also if the rule counts nothing of the request.
                 subjects = self._signals.joined(subjects, charges.unlimited)
         else:
-            checks = plan.checks(request.scope, client.key)
+            checks = plan.checks(scope, visit.client.key)
         if self._signals.keyed:  # a dependency may have set the user since the request arrived
-            subjects = self._signals.with_keys(subjects, request.scope, client.key)
+            subjects = self._signals.with_keys(subjects, scope, visit.client.key)
         for earlier in visit.own_decisions:
             if earlier.allowed and earlier.checks:
                 checks = uncharged(earlier.checks, checks)
         if not checks:
-            is_asked = visit.own_decisions and subjects is client.subjects  # no other key may be banned
+            is_asked = visit.own_decisions and subjects is visit.client.subjects  # no other key may be banned
             if is_asked or not self._engine.store.bans.may_refuse():  # nothing to ask
                 return plan.verdict
         if plan.waiting:
@@ -124,7 +128,10 @@ class Counting:
                 cost = min(cost, rule.cost_max)
             if bucket is not None:  # an estimate above the amount of a limit would always be refused
                 cost = min([cost, *(limit.amount for limit in bucket.limits)])
-        return _Charges([(charged, key, units) for charged, units in bound.charges_of(bucket, cost)])
+        checks: list[Check] = []
+        for charged, units in bound.charges_of(bucket, cost):
+            checks.append((charged, key, units))
+        return _Charges(checks)
 
     # -- conditions and shadow rules -----------------------------------------------------------------------------------
 
@@ -134,34 +141,44 @@ class Counting:
         Limits apply generously and exemptions strictly: if a condition fails, a limit or a block applies, but `exempt`
         and `final` do not.
         """
-        answers: dict[int, bool | None] = {}  # by identity, as not every callable is hashable; None for a failure
+        # By identity, as not every callable is hashable; None for a failure. Rules without a condition apply.
+        answers: dict[int, bool | None] = {id(None): True}
         matches: list[RuleMatch] = []
-        for bound, ends in plan.matches:
-            rule, when = bound.rule, bound.rule.when
-            if id(when) not in answers:
-                answers[id(when)] = await self._calls.truth_of(rule, request, visit.client.key)
-            answer = answers[id(when)]
+        for match in plan.matches:
+            rule = match.bound.rule
+            when = id(rule.when)
+            if when not in answers:
+                answers[when] = await self._calls.truth_of(rule, request, visit.client.key)
+            answer = answers[when]
             if answer is False:
                 continue
             if answer is None and rule.exempts:
                 continue
-            if answer is None:
-                ends = ends and rule.blocks
-            matches.append(RuleMatch(bound, ends))
-            if ends:
+            if answer is None and not rule.blocks:
+                match = RuleMatch(match.bound)
+            matches.append(match)
+            if match.ends:
                 break
-        return self._rules.plan_of(matches, plan.strikes, plan.traits._replace(is_evaluated=True))
+        return self._rules.plan_of(matches, plan.strikes, plan.evaluated_traits)
 
-    async def observe(self, visit: Visit, shadows: Sequence[BoundRule], request: HTTPConnection) -> None:
-        """Count an admitted request under shadow rules, and report those that would have refused it."""
+    async def observe(
+        self, visit: Visit, shadows: Sequence[BoundRule], scope: Scope, request: HTTPConnection | None
+    ) -> None:
+        """Count an admitted request under shadow rules, and report those that would have refused it; see `count`."""
         for bound in shadows:
-            charges = await self._charges_of(bound, visit, request)
-            checks = [*charges.checks]
+            if not bound.calls_functions:
+                checks = bound.checks(scope, visit.client.key)
+            else:
+                if request is None:
+                    request = request_in(scope)
+                charges = await self._charges_of(bound, visit, request)
+                checks = [*charges.checks]
             for earlier, _ in visit.observed:
                 checks = uncharged(earlier, checks)
             if not checks:
                 continue
-            decision = await answer_of(self._engine.hit(checks, ()))
+            answer = self._engine.hit(checks, ())
+            decision = answer if isinstance(answer, Decision) else await answer
             label = ""
             if not decision.allowed and decision.reason is not Reason.BANNED:
                 label = bound.rule.label

@@ -207,7 +207,7 @@ class RateLimit:
             begin_body(visit)
             if plan.is_conditional:
                 plan = await policy.counting.narrow(visit, plan, connection)
-        decision = await policy.counting.count(visit, plan, connection)
+        decision = await policy.counting.count(visit, plan, scope, connection)
         if not decision.allowed:
             await self._refuse(visit, decision, scope)  # raises
         if decision.checks:
@@ -219,7 +219,7 @@ class RateLimit:
         if plan.is_followed:
             policy.engine.reservations.open(decision, plan.reserving)
             if plan.shadows:
-                await policy.counting.observe(visit, plan.shadows, connection)
+                await policy.counting.observe(visit, plan.shadows, scope, connection)
 
     async def _refuse(self, visit: Visit, decision: Decision, scope: Scope) -> NoReturn:
         """Refuse a request at its endpoint.

@@ -27,7 +27,6 @@ from ..core.options import options_checked
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
-from .callbacks import request_in
 from .client_ip import ClientAddress
 from .effects import ReportOutcome
 from .headers import HeaderStyles
@@ -245,7 +244,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 if plan.is_followed:
                     policy.engine.reservations.open(decision, plan.reserving)
                     if plan.shadows:
-                        await policy.counting.observe(visit, plan.shadows, request_in(scope))
+                        await policy.counting.observe(visit, plan.shadows, scope, None)
                 await self.app(scope, visit.receive, visit.send)
             else:  # strikes, reports, the answer: in this order, there
                 await policy.refusals.refuse(visit, decision)

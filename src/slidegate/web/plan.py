@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from starlette.types import Scope
@@ -51,7 +52,7 @@ class BoundRule:
         charges: Each of these with its cost, for a request that no function of the user's concerns.
         key: The built-in key; None for the client's address.
         key_function: The user's key function, if the rule has one.
-        calls_functions: Whether its limits, key or cost come from a function of the user's.
+        calls_functions: Whether its limits, key or cost come from a function of the user's, or it is fair.
         paths: Its paths, as the routers of this application match them.
     """
 
@@ -81,12 +82,14 @@ class BoundRule:
             self.key = rule.key
         else:
             self.key_function = rule.key
-        functions = rule.limits_function, self.key_function, rule.cost_function
+        functions = rule.limits_function, self.key_function, rule.cost_function, rule.fair
         self.calls_functions = any(function is not None for function in functions)
         # Compiled again: FastHTML, which may be imported after a rule was made, changes what texts routers take.
         self.paths = tuple([RulePath(path.path) for path in rule.rule_paths])
-        self._reader = reader
-        self._parameters = path_parameters(rule.key, rule.fair)
+        self._reader: Any = reader
+        self._parameters: Sequence[str] = ()
+        if reader is not None:
+            self._parameters = path_parameters(rule.key, rule.fair)
         self._by_limits: dict[object, Bucket] = {}
         self._preflights: BoundRule | None = None
 
@@ -140,13 +143,16 @@ class BoundRule:
         """Return the key of a request, without calling the user's function."""
         if self.key is None:
             return client_key
-        return self.key.read(self.routed(scope), self._limiter, client_key)
+        if self._parameters:
+            scope = self.routed(scope)
+        return self.key.read(scope, self._limiter, client_key)
 
     def routed(self, scope: Scope) -> Scope:
         """Return the scope of a request with the path parameters by which the rule counts."""
-        if self._reader is None or not self._parameters:
+        if not self._parameters:
             return scope
-        return self._reader.with_parameters(scope, self.paths, self._parameters)
+        routed: Scope = self._reader.with_parameters(scope, self.paths, self._parameters)
+        return routed
 
     def bucket_for(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
@@ -254,13 +260,13 @@ class Plan:
         reserving: The limiting rules that may hand back what they have charged, by the marks of their buckets.
         is_followed: Whether there are such rules, or shadow rules, which an admission has consequences for.
         waiting: The limiting rules with `wait`; none beside one that counts refusals.
-        calls_functions: Whether a rule that limits them calls a function of the user's.
+        calls_functions: Whether a rule that limits them does.
         is_direct: Whether one hit with `checks` decides them: there are limits, which call no function and do not wait,
             and neither conditions nor honeypots.
         verdict: What decides if no limit counts: exempt, or blocked by a rule.
         effects: What depends on their responses: each an `Effect` of `visit.py`.
-        rendered: The header fields of an admission by these limits, without the numbers; None if functions or a wait
-            decide which limits that are, or if there are none.
+        rendered: The header fields of an admission by these limits, without the numbers; None if functions decide which
+            limits that are, or if there are none.
     """
 
     def __init__(
@@ -302,8 +308,13 @@ class Plan:
         self._by_client: Sequence[tuple[Bucket, int]] = ()  # what a request charges, if all rules count by client
         if all(bound.key is None for bound in self.limiting):
             self._by_client = charges
-        if is_one_hit:
+        if self.limiting and not self.calls_functions:
             self.rendered = headers.render([(bucket, "", cost) for bucket, cost in charges])
+
+    @cached_property
+    def evaluated_traits(self) -> Traits:
+        """The traits of the plans that it leads to when its conditions are evaluated."""
+        return self.traits._replace(is_evaluated=True)
 
     def checks(self, scope: Scope, client_key: str) -> list[Check]:
         """Return the checks of a request; only if no rule that limits it calls a function."""

@@ -133,7 +133,10 @@ class Signals:
 
         Always the same object for the same subjects and keys: stores remember by its identity that no ban concerns it.
         """
-        others = [key for key in keys if key not in subjects]
+        others: list[str] = []
+        for key in keys:
+            if key not in subjects:
+                others.append(key)
         if not others:
             return subjects
         memo_key = (id(subjects), *others)

@@ -173,8 +173,11 @@ class Visit:
 
     def explain(self, decision: Decision) -> Decision:
         """Return a decision; a refusal that only reservations of other requests cause waits for them."""
+        reservations = self.policy.engine.reservations
+        if decision.allowed or not reservations.by_window:
+            return decision
         decided = [earlier for _, earlier in self.decisions if earlier is not decision]
-        explained: Decision = self.policy.engine.reservations.explain(decision, decided)
+        explained: Decision = reservations.explain(decision, decided)
         return explained
 
     @property

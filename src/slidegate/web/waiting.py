@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive
@@ -36,7 +36,7 @@ async def hit_or_wait(  # noqa: C901 - the way of a request that waits
     rules: Sequence[BoundRule],
     checks: Sequence[Check],
     subjects: Sequence[BanSubject],
-    request: HTTPConnection,
+    request: Any,
     calls: UserCallbacks,
 ) -> Decision:
     """Charge the checks of a request, after waiting if there is no room for them.
@@ -46,14 +46,16 @@ async def hit_or_wait(  # noqa: C901 - the way of a request that waits
         rules: The rules that let it wait; the first one that counts it has the queue.
         checks: The checks, none of which counts a refusal, as the store is asked many times.
         subjects: The keys and addresses whose bans refuse it.
-        request: The request as functions get it.
+        request: The request as functions get it; None if no rule is fair.
         calls: Calls the user's functions.
     """
     engine: Engine = visit.policy.engine
     queues = engine.queues
 
     async def ask() -> Decision:
-        return visit.explain(await answer_of(engine.hit(checks, subjects)))
+        answer = engine.hit(checks, subjects)
+        decision = answer if isinstance(answer, Decision) else await answer
+        return visit.explain(decision)
 
     queue = _queue_of(rules, checks)
     if queue is None:  # no rule that lets it wait counts this request
