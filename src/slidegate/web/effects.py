@@ -8,7 +8,7 @@ outcome.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from starlette.types import Scope
 
@@ -151,61 +151,70 @@ class ReportRefusal(Effect):
 
 
 class ReportOutcome(EndEffect):
-    """Reports the outcome of a request, unless a middleware around its own, of the same limiter, does.
+    """Reports the outcomes of requests.
 
-    It enters itself among the effects of the request, in front of those that are awaited.
     A request that is exempt, or that ends, because its client leaves or its server cancels it, before it is decided or
     while it waits, is not reported.
+    """
+
+    def end(self, visit: Visit, error: BaseException | None) -> None:
+        policy = visit.policy
+        observers = policy.observers
+        duration_us = (policy.engine.clock.monotonic_ns() - visit.began_ns) // 1_000
+        route = policy.routes.label(visit.scope)
+        own = visit.own_decisions
+        if error is None and len(own) == 1 and visit.shared is None and not visit.observed:
+            decision = own[0]
+            if decision.allowed and decision.checks:
+                # Limits admit it in one decision: observers that need no `Outcome` get its parts, which costs less.
+                notify(observers.passed, (visit.client.key, decision.checks, route, duration_us))
+                if observers.outcomes:
+                    _report(observers.outcomes, visit, error, route, duration_us)
+                return
+        _report(observers.requests, visit, error, route, duration_us)
+
+
+_REPORT_OUTCOME: Final = ReportOutcome()
+
+
+def begin_outcome(visit: Visit) -> None:
+    """Have the outcome of a request reported, unless a middleware around its own, of the same limiter, does.
+
+    The report is in front of the effects that are awaited.
 
     Args:
         visit: The request, which arrives.
     """
+    engine = visit.policy.engine
+    if visit.outer is not None:
+        for around in visit.outer.visits():
+            if around.began_ns and around.policy.engine is engine:
+                return
+    visit.began_ns = engine.clock.monotonic_ns()
+    visit.effects = [_REPORT_OUTCOME, *visit.effects]
 
-    def __init__(self, visit: Visit) -> None:
-        if visit.outer is not None:
-            for outer in visit.outer.visits():
-                is_reported = any(isinstance(effect, ReportOutcome) for effect in outer.effects)
-                if is_reported and outer.policy.engine is visit.policy.engine:
-                    return
-        self._began_ns = visit.policy.engine.clock.monotonic_ns()
-        visit.effects = [self, *visit.effects]
 
-    def end(self, visit: Visit, error: BaseException | None) -> None:
-        policy = visit.policy
-        duration_us = (policy.engine.clock.monotonic_ns() - self._began_ns) // 1_000
-        route = policy.routes.label(visit.scope)
-        own = visit.own_decisions
-        observers = policy.observers
-        is_alone = len(own) == 1 and visit.shared is None and not visit.observed
-        if is_alone and error is None and own[0].allowed and own[0].checks:
-            # Limits admit it in one decision: observers that need no `Outcome` of that get its parts, which costs less.
-            notify(observers.passed, (visit.client.key, own[0].checks, route, duration_us))
-            receivers = observers.outcomes
-        else:
-            receivers = observers.requests
-        if not receivers:
-            return
-        decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
-        if visit.was_waiting and not (visit.status or isinstance(error, Exception)):  # it is cancelled with its wait
-            return
-        if not _has_outcome(visit, decisions):
-            return
-        refusal: Decision | None = None
-        failed = is_failure(error)
-        # A limit at an endpoint that refuses after the response has begun breaks the connection: a failure.
-        if not decisions[-1].allowed and not (visit.status and failed):
-            refusal = decisions[-1]
-            failed = False
-        status = visit.status
-        if failed:
-            status = status or FAILED
-        began_us = policy.engine.unix_us() - duration_us
-        notify(
-            receivers,
-            Outcome(
-                visit.client.key, decisions, refusal, visit.shadow_rules, route, status, failed, began_us, duration_us
-            ),
-        )
+def _report(receivers: Sequence[Any], visit: Visit, error: BaseException | None, route: str, duration_us: int) -> None:
+    """Report the outcome of a request, if it has one."""
+    decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
+    if visit.was_waiting and not (visit.status or isinstance(error, Exception)):  # it is cancelled with its wait
+        return
+    if not _has_outcome(visit, decisions):
+        return
+    refusal: Decision | None = None
+    failed = is_failure(error)
+    # A limit at an endpoint that refuses after the response has begun breaks the connection: a failure.
+    if not decisions[-1].allowed and not (visit.status and failed):
+        refusal = decisions[-1]
+        failed = False
+    status = visit.status
+    if failed:
+        status = status or FAILED
+    began_us = visit.policy.engine.unix_us() - duration_us
+    notify(
+        receivers,
+        Outcome(visit.client.key, decisions, refusal, visit.shadow_rules, route, status, failed, began_us, duration_us),
+    )
 
 
 def _has_outcome(visit: Visit, decisions: Sequence[Decision]) -> bool:

@@ -28,7 +28,7 @@ from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
 from .client_ip import ClientAddress
-from .effects import ReportOutcome
+from .effects import begin_outcome
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
@@ -229,7 +229,7 @@ class RateLimitMiddleware(FailsAtStartup):
         visit = Visit(policy, scope, receive, send, client, plan)
         try:
             if policy.observers.requests:
-                ReportOutcome(visit)
+                begin_outcome(visit)
             if plan.is_direct:  # limits alone, as for most requests: bans and limits, in one hit
                 answer = policy.engine.hit(plan.checks(scope, client.key), client.subjects)
                 decision = answer if isinstance(answer, Decision) else await answer

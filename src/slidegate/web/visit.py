@@ -109,6 +109,8 @@ class Visit:
     """The default `Answer` to the last refusal of this middleware; None before there is one."""
     struck: tuple[BanPolicy, ...] = ()
     """The ban policies that the request has struck."""
+    began_ns = 0
+    """When its middleware got the request, by the monotonic clock, if that reports its outcome."""
     was_waiting = False
     """Whether a wait of the request, here or within, was cancelled."""
     observed: tuple[tuple[Sequence[Check], str], ...] = ()
