@@ -200,9 +200,7 @@ class Policy:
     @property
     def default_rule(self) -> Rule | None:
         """The rule of each route, made from `default_limits`; None if there is none."""
-        if self.rules.defaults is None:
-            return None
-        return self.rules.defaults.rule
+        return self.rules.default_rule
 
     def buckets(self) -> list[Bucket]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""

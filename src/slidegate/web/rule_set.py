@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from starlette.types import Scope
@@ -25,7 +25,7 @@ from .headers import Headers
 from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, Texts, is_ambiguous
 from .plan import BoundRule, Plan, RuleMatch, Signal, Traits
-from .routes import is_by_path, layers, reach, visible_app
+from .routes import MountedRoute, is_by_path, layers, reach, visible_app
 from .rules import Limits, LimitsFunction, Rule, label_of, method_of
 from .visit import Effect
 
@@ -36,6 +36,8 @@ EXEMPT_MARK: Final = "__slidegate_exempt__"
 """The attribute that marks an endpoint as exempt; `functools.wraps` copies it to a wrapper."""
 OF_ROUTE: Final = "per-route "
 """What the labels of these limits begin with."""
+_ANY_ROUTE: Final = "*"
+"""Stands for the label of the route of a request that matches no known one."""
 _A_PREFLIGHT: Final = "a preflight"
 """Stands for the method of a preflight where plans are remembered."""
 
@@ -86,7 +88,7 @@ class RuleSet:
 
     Attributes:
         key: What `default_limits` count by; None for the client's address.
-        defaults: The `default_limits`; None if there are none.
+        default_rule: The rule of each route, made from `default_limits`; None if there are none.
         in_order: The rules with their buckets, without those of routes and endpoints.
         nothing: The plan of requests that no rule concerns: their client is on a list, or limits are off.
         always: The plan of all requests but preflights, if they match the same rules; else None.
@@ -122,15 +124,19 @@ class RuleSet:
         self._plans: dict[object, Plan] = {}
         self.at_endpoints: dict[object, tuple[Plan, object, object]] = {}
         self.alike: dict[object, tuple[Plan, object, object]] = {}
-        self.defaults: DefaultLimits | None = None
+        self.default_rule: Rule | None = None
         if default_limits is not None:
-            self.defaults = DefaultLimits(default_limits, key, app, names.unique("per-route:"), self.bind)
+            self.default_rule = _default_rule(default_limits, key)
+            self._prefix = names.unique("per-route:")
+        self._by_route: dict[str, BoundRule] = {}
+        self._app = app
+        self._is_by_path: bool | None = None
         self.first_by_name: WeakValueDictionary[str, Rule] = WeakValueDictionary()
         self.in_order = self._bound_in_order(names)
         self._anywhere = {index for index, bound in enumerate(self.in_order) if not bound.paths}
         self._index = PathIndex([(path, index) for index, bound in enumerate(self.in_order) for path in bound.paths])
         # One plan for all, if nothing about a request matters but whether it is a preflight.
-        depends_on_path = self.defaults is not None or honeypots is not None
+        depends_on_path = default_limits is not None or honeypots is not None
         self._is_one_plan = not depends_on_path and all(map(_is_for_all, rules))
         self.always: Plan | None = None
         self.restart()
@@ -179,8 +185,8 @@ class RuleSet:
             if left_out is not None:
                 logger.exception("selecting rules failed; every limit counts the request%s", left_out)
             matches = self.matches_of(scope, ANY_PATH)
-            if self.defaults is not None:
-                matches.append(RuleMatch(self.defaults.at_route()))
+            if self.default_rule is not None:
+                matches.append(self._at_route(_ANY_ROUTE))
             return self.plan_of(matches, (), Traits(is_preflight))
 
     def _new_plan(self, scope: Scope, is_preflight: bool, memo_key: object) -> Plan:
@@ -189,9 +195,15 @@ class RuleSet:
         texts = self._reader.texts(scope)
         matches = self.matches_of(scope, texts)
         is_lasting = True
-        if self.defaults is not None and not is_ended(matches):
-            of_route, is_lasting = self.defaults.match(scope)
-            matches += [RuleMatch(bound) for bound in of_route]
+        if self.default_rule is not None and not is_ended(matches):
+            app = visible_app(self._app, scope)
+            if self._is_by_path is None:
+                self._is_by_path = is_by_path(app)
+            route = reach(app, scope)
+            is_lasting = route is not None and self._is_by_path  # a route may be added later
+            label = _limited_route(route, scope)
+            if label:
+                matches.append(self._at_route(label))
         strikes: Sequence[Signal] = ()
         if self._honeypots is not None:
             strikes = self._honeypots(texts)
@@ -233,6 +245,16 @@ class RuleSet:
                 remember(plans, memo_key, plan)
         return plan
 
+    def _at_route(self, label: str) -> RuleMatch:
+        """Return the default limits of a route, or those of all requests that match no known route."""
+        bound = self._by_route.get(label)
+        if bound is None:
+            rule: Any = copy(self.default_rule)
+            rule.label = label_of([f"{OF_ROUTE}{label}"])
+            bound = self.bind(rule, f"{self._prefix}{label}")
+            remember(self._by_route, label, bound)  # bounded, as routes may come and go; the counts stay in the store
+        return RuleMatch(bound)
+
     # -- rules with their buckets --------------------------------------------------------------------------------------
 
     def bind(
@@ -265,76 +287,6 @@ class RuleSet:
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then those of routes and endpoints that were requested so far."""
         return [bound for bound in living(self._living) if bound.rule.counts]
-
-
-class DefaultLimits:
-    """The limits for each route below a middleware.
-
-    Args:
-        limits: The limits, applied to each route separately, or a function of the request that returns them.
-        key: What they count by.
-        app: The application behind the middleware.
-        prefix: What the names of their buckets begin with.
-        bind: Returns a rule with its buckets, which have the given name.
-
-    Attributes:
-        rule: The rule of each route, for all paths.
-
-    Raises:
-        ConfigurationError: The limits cannot be parsed.
-    """
-
-    def __init__(
-        self,
-        limits: Limits | LimitsFunction,
-        key: Key | KeyFunction | None,
-        app: object,
-        prefix: str,
-        bind: Callable[[Rule, str], BoundRule],
-    ) -> None:
-        try:
-            self.rule = Rule("*", limits, key=key)
-        except ConfigurationError as error:
-            raise ConfigurationError(error.text, "default_limits") from None
-        self._prefix = prefix
-        self._app = app
-        self._bind = bind
-        self._bound: dict[str, BoundRule] = {}
-        self._is_by_path: bool | None = None
-
-    def match(self, scope: Scope) -> tuple[list[BoundRule], bool]:
-        """Return the limits of a request, none if its endpoint is exempt, and whether they may be remembered.
-
-        That is for requests of the same type, method, path and root. They may not if a route may be added later, or if
-        routes read other parts of a request.
-        """
-        app = visible_app(self._app, scope)
-        if self._is_by_path is None:
-            self._is_by_path = is_by_path(app)
-        route = reach(app, scope)
-        if route is None:
-            return [self.at_route()], False
-        bound: list[BoundRule] = []
-        # The function of the method, of an endpoint that is a class, where `get` answers HEAD unless `head` does.
-        name = str(scope.get("method")).lower()
-        if name == "head" and not hasattr(route.endpoint, name):
-            name = "get"
-        handler = getattr(route.endpoint, name, None)
-        if not any(EXEMPT_MARK in getattr(function, "__dict__", ()) for function in (*layers(route.endpoint), handler)):
-            bound = [self.at_route(route.label)]
-        elif is_ambiguous(scope["path"]):  # it may lead to another endpoint, so it is not exempt
-            bound = [self.at_route()]
-        return bound, self._is_by_path
-
-    def at_route(self, name: str = "*") -> BoundRule:
-        """Return the limits of a route; by default those of all requests that match no known route."""
-        bound = self._bound.get(name)
-        if bound is None:
-            rule = copy(self.rule)
-            rule.label = label_of([f"{OF_ROUTE}{name}"])
-            bound = self._bind(rule, f"{self._prefix}{name}")
-            remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
-        return bound
 
 
 class Names:
@@ -370,6 +322,30 @@ class Names:
         """Return the name of limits without one, which is stable when a configuration file is reloaded."""
         self.unnamed.add(self._prefix + identity)
         return self._engine.owners.identity(self._prefix + identity, self._owner)
+
+
+def _default_rule(limits: Limits | LimitsFunction, key: Key | KeyFunction | None) -> Rule:
+    """Return the rule of each route, made from `default_limits`."""
+    try:
+        return Rule("*", limits, key=key)
+    except ConfigurationError as error:
+        raise ConfigurationError(error.text, "default_limits") from None
+
+
+def _limited_route(route: MountedRoute | None, scope: Scope) -> str:
+    """Return the label of the route whose default limits count a request; empty if its endpoint is exempt."""
+    if route is None:
+        return _ANY_ROUTE
+    # The function of the method, of an endpoint that is a class, where `get` answers HEAD unless `head` does.
+    name = str(scope.get("method")).lower()
+    if name == "head" and not hasattr(route.endpoint, name):
+        name = "get"
+    functions = [*layers(route.endpoint), getattr(route.endpoint, name, None)]
+    if not any(EXEMPT_MARK in getattr(function, "__dict__", ()) for function in functions):
+        return route.label
+    if is_ambiguous(scope["path"]):  # it may lead to another endpoint
+        return _ANY_ROUTE
+    return ""
 
 
 def is_ended(matches: Sequence[RuleMatch]) -> bool:
