@@ -157,9 +157,15 @@ class Refusals:
             await close_websocket(send, close.code, close.reason)
             return
         answer = self.answer(decision, names_limits=names_limits)
-        if visit.scope is None:  # the handler is around the middleware, which is one of a route, and over
-            send = _adding_fields(visit, send)
-        await self._send(visit, decision, answer, scope, receive, send)
+        if visit.scope is not None:
+            await self._send(visit, decision, answer, scope, receive, send)
+            return
+        # The handler is around the middleware, which is one of a route, and over.
+        ended, visit.send_on, visit.status = visit.send_on, send, 0
+        try:
+            await self._send(visit, decision, answer, scope, receive, visit.send)
+        finally:
+            visit.send_on = ended
 
     async def _send(
         self, visit: Visit, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send
@@ -293,19 +299,6 @@ def _messages(scope: Scope, answer: Answer) -> tuple[Message, Message]:
     if scope.get("method") == "HEAD":
         body = b""
     return {"type": start, "status": answer.status, "headers": [*answer.fields]}, {"type": end, "body": body}
-
-
-def _adding_fields(visit: Visit, send: Send) -> Send:
-    """Return a `send` that adds the fields to the first message, for a handler around a visit that is over."""
-    visit.status = 0  # that of the handler's answer, from its first message on
-
-    async def send_with_fields(message: Message) -> None:
-        if message["type"] in STARTS:
-            message = visit.with_fields(message)
-            visit.status = message.get("status") or STARTS[message["type"]]
-        await send(message)
-
-    return send_with_fields
 
 
 def label_of_refusal(refusal: Decision) -> str:
