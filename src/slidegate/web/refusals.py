@@ -259,37 +259,36 @@ class Refusals:
         if not self.wants("refused"):
             return
         state, client = refusal.binding, visit.client.key
-        key, rule, by, limit = client, "", refusal.by, ""
-        if state is not None:
-            key, rule, by, limit = state.key, state.label, "", str(state.limit)
-        elif refusal.ban is not None:
-            key = refusal.ban.key
-        elif refusal.status:  # by a rule that blocks
-            rule, by = by, ""
         status = CLOSED
         if takes_answer(scope):
             status = self.answer(refusal).status
         method = escaped(str(scope.get("method", "WEBSOCKET")), _MAX_METHOD)
         path = escaped(str(scope.get("path", "")), _MAX_PATH)
         details: dict[str, object] = {
-            "key": key,
+            "key": client,
             "client": client,
-            "rule": rule,
-            "limit": limit,
+            "rule": "",
+            "limit": "",
             "reason": str(refusal.reason),
-            "by": by,
+            "by": refusal.by,
             "route": visit.policy.routes.label(scope),
             "method": method,
             "path": path,
             "retry_after_s": refusal.retry_after,
             "status": status,
         }
-        why = [str(refusal.reason)]
-        if by:
-            why.append(f"by {by}")
-        if rule:
-            why.append(f"under {rule!r}")
-        self._engine.emit(Event("refused", f"{key} was refused: {' '.join(why)}, {method} {path}", details))
+        if state is not None:
+            details |= {"key": state.key, "rule": state.label, "limit": str(state.limit), "by": ""}
+        elif refusal.ban is not None:
+            details["key"] = refusal.ban.key
+        elif refusal.status:  # by a rule that blocks
+            details |= {"rule": refusal.by, "by": ""}
+        why = f"{details['key']} was refused: {refusal.reason}"
+        if details["by"]:
+            why += f" by {details['by']}"
+        if details["rule"]:
+            why += f" under {details['rule']!r}"
+        self._engine.emit(Event("refused", f"{why}, {method} {path}", details))
 
 
 def _messages(scope: Scope, answer: Answer) -> tuple[Message, Message]:

@@ -198,15 +198,12 @@ def has_many_routes(app: object) -> bool:
 
     Included routers are counted as they are written: FastAPI takes long to expand them for the first time.
     """
-    count = 0
-    inside: list[Any] = [app]
+    found: list[Any] = [app]
     with suppress(Exception):
-        for router in map(router_of, inside):  # the list grows by what is mounted and included
-            for route in attribute_of(router, "routes", ()):
-                count += 1
-                if count == MANY_ROUTES:
-                    return True
-                inside += [attribute_of(route, "app"), attribute_of(route, "original_router")]
+        for thing in found:  # the list grows by what is mounted and included
+            found += attribute_of(router_of(attribute_of(thing, "original_router", thing)), "routes", ())
+            if len(found) > MANY_ROUTES:
+                return True
     return False
 
 

@@ -18,7 +18,7 @@ such as limits behind a class or in an application of another framework, is comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from itertools import chain, combinations
 from typing import Any, NoReturn, ParamSpec
@@ -114,11 +114,13 @@ def compare_names(policy: Policy, app: object) -> None:
         ConfigurationError: Two limits without a name that one request can meet would be one, or one name has different
             limits; or a middleware cannot be built.
     """
-    built: dict[int, Any] = {}
+    policies: dict[int, list[Policy]] = {}  # by the identity of an application
     for route, above, inside in chain([(app, "", ())], walk(app)):
         around = [policy]
         for within in (app, *inside, attribute_of(route, "app")):
-            around += _policies_in(within, built)
+            if id(within) not in policies:
+                policies[id(within)] = _policies_in(within)
+            around += policies[id(within)]
         for outer, inner in combinations(around, 2):
             both = outer.names.unnamed & inner.names.unnamed
             if both and outer.limiter is inner.limiter and outer is not inner:
@@ -135,21 +137,15 @@ def compare_names(policy: Policy, app: object) -> None:
                 raise ConfigurationError(problem)
 
 
-def _policies_in(app: object, built: dict[int, Any]) -> Iterator[Policy]:
-    """Yield the policies of the middlewares around the routes of an application, from the outside in.
-
-    Args:
-        built: What this function has built so far, by the identity of what an application has added.
-    """
+def _policies_in(app: object) -> list[Policy]:
+    """Return the policies of the middlewares around the routes of an application, from the outside in."""
+    middlewares: list[Any] = []
     for layer in layers(app):
         stack = attribute_of(layer, "middleware_stack")
-        middlewares = [layer, *layers(stack)]
+        middlewares += layer, *layers(stack)
         if stack is None:  # Starlette builds it at the first request; only a constructor knows the limits of a subclass
             for added in attribute_of(layer, "user_middleware", ()):
                 if FailsAtStartup in attribute_of(added.cls, "__mro__", ()) and added.kwargs.get("enabled", True):
-                    if id(added) not in built:
-                        built[id(added)] = added.cls(layer, *added.args, **added.kwargs)
-                    middlewares += layers(built[id(added)])
-        for middleware in middlewares:
-            if isinstance(middleware, FailsAtStartup) and attribute_of(middleware, "is_enabled"):
-                yield attribute_of(middleware, "policy")
+                    middlewares += layers(added.cls(layer, *added.args, **added.kwargs))
+    ours: list[Any] = [middleware for middleware in middlewares if isinstance(middleware, FailsAtStartup)]
+    return [middleware.policy for middleware in ours if attribute_of(middleware, "is_enabled")]
