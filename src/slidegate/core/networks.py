@@ -93,7 +93,7 @@ class Networks:
         """Return how many of the addresses that clients can have, see `ADDRESSES`, are in one of the networks."""
         lowest, highest = _CLIENTS[version]
         covered = 0
-        for _, first, last in self._ranges_of(version):
+        for _, first, last in _ranges_of(version, self._bounds[version]):
             covered += max(min(last, highest) - max(first, lowest) + 1, 0)
         return covered
 
@@ -116,13 +116,8 @@ class Networks:
 
     def ranges(self) -> Iterator[AddressRange]:
         """Yield the merged ranges in ascending order."""
-        for version in self._bounds:
-            yield from self._ranges_of(version)
-
-    def _ranges_of(self, version: int) -> Iterator[AddressRange]:
-        bounds = iter(self._bounds[version])
-        for first in bounds:
-            yield version, first, next(bounds) - 1
+        for version, bounds in self._bounds.items():
+            yield from _ranges_of(version, bounds)
 
     def _merge(self, ranges: Iterable[AddressRange]) -> None:
         """Take over some ranges; those that overlap or touch become one."""
@@ -134,6 +129,12 @@ class Networks:
             else:
                 bounds += first, last + 1
         self._bounds = merged
+
+
+def _ranges_of(version: int, bounds: list[int]) -> Iterator[AddressRange]:
+    each = iter(bounds)
+    for first in each:
+        yield version, first, next(each) - 1
 
 
 AnyNetworks: TypeAlias = Networks | Iterable[object]
