@@ -15,7 +15,7 @@ from functools import partial
 from struct import Struct
 from typing import Any, Final
 
-from ...core.bans.ban import Ban, BanSubject, longest, read_ban
+from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
 from ...core.bans.networks import MAX_NETWORKS, too_many_networks
 from ...core.bans.policy import BanPolicy
@@ -23,12 +23,12 @@ from ...core.bans.strikes import Level, next_ban
 from ...core.events import Event
 from ...core.logs import Throttle
 from ...core.store import COMMAND_DEADLINE_S, BanStore
-from ...core.stored import all_readable, json_of
+from ...core.stored import json_of
 from ..ban_book import LOG_EVERY_US
 from ..shared import digest_of, in_steps
 from .batch import Batcher
 from .parts import Parts
-from .protocol import END, PEEK, real_monotonic_us, window_field
+from .protocol import END, PEEK, read_bans, real_monotonic_us, window_field
 
 CHUNK: Final = 100
 """How many bans are read or written in one step, which blocks an event loop, or Redis, for about a millisecond."""
@@ -137,7 +137,7 @@ class RedisBans(BanStore):
 
         def read(answer: Any, now_us: int) -> tuple[Ban | None, bool, bool]:
             of_key, network, remembered = answer
-            bans = all_readable(_read_ban, [row for row in (of_key, network) if row])
+            bans = read_bans(row for row in (of_key, network) if row)
             return longest(bans, now_us), bool(network), bool(remembered)
 
         args = b"unban", key.encode(), os.urandom(8)
@@ -210,7 +210,7 @@ class RedisBans(BanStore):
         """Return the bans in force of some keys, read in one call: those that would refuse a question about them."""
         batcher = self._batcher()
         pack = partial(self._packing.question, PEEK, (), keys, batcher.permits)
-        return batcher.request(pack, lambda answer, now_us: all_readable(_read_ban, answer[1:]))
+        return batcher.request(pack, lambda answer, now_us: read_bans(answer[1:]))
 
 
 # -- rows of bans and levels, which begin with their ends --------------------------------------------------------------
@@ -221,10 +221,6 @@ def _pack_ban(ban: Ban) -> bytes:
     if ban.until_us is not None:
         end_us = max(ban.until_us, 0)
     return END.pack(end_us) + json_of(ban._asdict())
-
-
-def _read_ban(packed: bytes) -> Ban:
-    return read_ban(packed[END.size :])
 
 
 def _unpack_level(packed: bytes) -> Level | None:

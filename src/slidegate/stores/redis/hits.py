@@ -1,7 +1,7 @@
 """Hits, peeks and charges: requests for a decision, and what a worker does with the answers.
 
 Redis knows the bans of keys, and a worker those of networks, as it has polled them, perhaps with this very call. So a
-worker looks for these twice: when it packs a request, and when it reads the answer.
+hit looks for these twice: when it is packed, and when its answer is read.
 """
 
 from __future__ import annotations
@@ -9,30 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from struct import Struct
 from time import monotonic_ns
 from typing import Any, Final
 
 from ...core.bans.ban import Ban, longest
-from ...core.buckets import Check
 from ...core.decision import Decision, Reason, refused_by_ban
 from ...core.reservation import Reservation, reserved
 from ...core.ring import OPEN
 from .batch import Batcher
 from .changes import windows_of
-from .protocol import (
-    BANNED,
-    CHARGE,
-    HIT,
-    LIMITED,
-    OK,
-    PEEK,
-    TOO_LARGE,
-    UNSETTLED,
-    Packed,
-    unexpected,
-    unpack_ban,
-)
+from .protocol import BANNED, CHARGE, HIT, LIMITED, OK, PEEK, TOO_LARGE, UNSETTLED, Packed, read_bans, unexpected
 from .requests import Question, Request
 from .unit_leases import admitted_before
 
@@ -48,30 +36,31 @@ _REASONS: Final = {
 
 
 @dataclass(slots=True, eq=False)
-class DecisionRequest(Request):
-    """A hit, a peek or a charge.
+class Hit(Request):
+    """A hit.
 
     Attributes:
         batcher: Sends it.
-        question: What is asked; no ban refuses a charge.
-        by_network: The bans of networks that refuse it, as this worker knows them.
+        question: What is asked.
+        is_peek: Whether it was packed as a peek, because a banned network refuses it.
+        is_unreadable: Whether no ban of its keys can be read: then they refuse nothing.
         is_repeated: Whether it was asked before in about a second, in a store with leases.
     """
 
     batcher: Batcher
-    what: int
     question: Question
-    by_network: Sequence[Ban] = ()
+    is_peek: bool = False
+    is_unreadable: bool = False
     is_repeated: bool = False
 
     def pack(self) -> Packed:
         """Pack it; if a banned network refuses it, as a peek: the key's own ban may last longer."""
         question, permits, parts = self.question, self.batcher.permits, self.batcher.parts
-        self._find_networks()
-        if self.what == CHARGE:
-            return parts.packing.question(CHARGE, question.checks, (), permits)
-        if self.what == PEEK or self.by_network:
+        self.is_peek = bool(parts.polled.of_networks(question.refusing))
+        if self.is_peek:
             return parts.packing.question(PEEK, question.checks, question.refusing, permits)
+        if self.is_unreadable:
+            return parts.packing.question(HIT, question.checks, (), permits)
         packed = question.pack(parts.packing, permits)
         if not question.may_lease:
             return packed
@@ -85,35 +74,31 @@ class DecisionRequest(Request):
         """Deliver the decision.
 
         A hit that was charged is refunded if its request was cancelled, or if a network has been banned since it was
-        packed. If the ban that made it a peek has been lifted since, it is asked again.
+        packed. It is asked again if the ban that made it a peek has been lifted since, or that of a key cannot be read.
         """
-        is_hit = self.what == HIT
-        was_banned = bool(self.by_network)
-        self._find_networks()
-        if is_hit and was_banned and not self.by_network:
-            self.batcher.add(self)
-            return
-        if is_hit and not was_banned and answer[0] == OK:
-            decision = self._admit(answer, now_us, sent_ns)
-            if not self.by_network:  # else it is refunded, and refused by that ban
+        parts, question = self.batcher.parts, self.question
+        ban = _ban_in(answer, self.batcher, question)
+        if answer[0] == OK and not self.is_peek:
+            decision = self._admit(answer, now_us, sent_ns, is_banned=ban is not None)
+            if ban is None:
                 self.answer(decision)
                 return
-        decision = self._decision(answer, now_us)
-        if is_hit:
-            decision = self._refuse(decision, answer[0], sent_ns)
-        elif self.what == CHARGE:
-            question = self.question
-            self.batcher.parts.changes.note([*windows_of(question.checks), *question.refusing])  # and end leases
-        self.answer(decision)
+        if ban is not None:
+            decision = refused_by_ban(ban, now_us, question.checks)
+            parts.refusals.keep(question, decision, sent_ns)
+            parts.leases.note_refusal(question, is_banned=True)
+            self.answer(decision)
+        elif self.is_peek or answer[0] == BANNED:
+            self.is_unreadable, self.is_repeated = answer[0] == BANNED, False
+            self.batcher.add(self)
+        else:
+            self.answer(self._refuse(answer, now_us, sent_ns))
 
-    def _admit(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
-        """Return the admission of a hit, and keep what was charged ahead.
-
-        The hit is refunded if its request was cancelled, or a network has been banned.
-        """
+    def _admit(self, answer: bytes, now_us: int, sent_ns: int, *, is_banned: bool) -> Decision:
+        """Return the admission of a hit, and keep what was charged ahead; refund the hit if nobody may use it."""
         parts, question, refund = self.batcher.parts, self.question, self.batcher.refund_in_background
-        spent = int(self.is_awaited() and not self.by_network)
-        decision = self._decision_of_limits(answer, now_us)
+        spent = int(self.is_awaited() and not is_banned)
+        decision = _decision(answer, self.batcher, HIT, question, now_us)
         parts.refusals.end(question)
         if self.is_repeated:
             # How many equal hits were charged, and how long after that their first slice ends.
@@ -124,60 +109,70 @@ class DecisionRequest(Request):
             refund(decision.begin_refund())
         return decision
 
-    def _refuse(self, decision: Decision, status: int, sent_ns: int) -> Decision:
-        """Remember the refusal of a hit, and return it; or the admission by a lease that came meanwhile."""
-        parts, question = self.batcher.parts, self.question
-        if decision.ban is None and question.counts_denied and status != TOO_LARGE:  # it was charged
+    def _refuse(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
+        """Remember a refusal by limits, and return it; or the admission by a lease that came meanwhile."""
+        parts, question, status = self.batcher.parts, self.question, answer[0]
+        decision = _decision(answer, self.batcher, HIT, question, now_us)
+        if question.counts_denied and status != TOO_LARGE:  # it was charged
             parts.refusals.end(question)
-        elif decision.ban is not None or status != UNSETTLED:  # a permit may come back at any moment
+        elif status != UNSETTLED:  # a permit may come back at any moment
             parts.refusals.keep(question, decision, sent_ns)
-        if not question.may_lease:
-            return decision
-        parts.leases.note_refusal(question, decision)
-        if self.is_awaited():
+        parts.leases.note_refusal(question)
+        if question.may_lease and self.is_awaited():
             return parts.leases.spend(question) or decision
         return decision
 
-    def _find_networks(self) -> None:
-        """Find the bans of networks that refuse the question, as this worker knows them now."""
-        if self.what != CHARGE:
-            self.by_network = self.batcher.parts.polled.of_networks(self.question.refusing)
 
-    def _decision(self, answer: Any, now_us: int) -> Decision:
-        """Return the decision; of two bans the longer one refuses."""
-        rows: Sequence[bytes] = ()
-        if answer[0] == BANNED:
-            rows = answer[1:]
-        ban = longest([*self.by_network, *map(unpack_ban, rows)])
-        if ban is None:
-            return self._decision_of_limits(answer, now_us)
-        return refused_by_ban(ban, now_us, self.question.checks)
-
-    def _decision_of_limits(self, answer: bytes, now_us: int) -> Decision:
-        """Return the decision of the limits, and hold its permits."""
-        decision = _unpack_decision(answer, self.what, self.question.checks, now_us)
-        if self.has_permits and decision.reservations:
-            self.batcher.permits.hold(decision, self.batcher.parts.packing.permits_row)
-        return decision
-
-
-def ask(batcher: Batcher, what: int, question: Question) -> asyncio.Future[Decision]:
-    """Send a hit, a peek or a charge."""
+def hit(batcher: Batcher, question: Question) -> asyncio.Future[Decision]:
+    """Send a hit."""
     future: asyncio.Future[Decision] = batcher.loop.create_future()
-    batcher.add(DecisionRequest(future, question.has_permits, batcher, what, question))
+    batcher.add(Hit(future, question.has_permits, batcher, question))
     return future
+
+
+def peek(batcher: Batcher, question: Question) -> asyncio.Future[Decision]:
+    """Send a peek: what a hit would be answered now."""
+
+    def read(answer: Any, now_us: int) -> Decision:
+        ban = _ban_in(answer, batcher, question)
+        if ban is not None:
+            return refused_by_ban(ban, now_us, question.checks)
+        return _decision(answer, batcher, PEEK, question, now_us)
+
+    pack = partial(batcher.parts.packing.question, PEEK, question.checks, question.refusing, batcher.permits)
+    return batcher.request(pack, read, has_permits=question.has_permits)
+
+
+def charge(batcher: Batcher, question: Question) -> asyncio.Future[Decision]:
+    """Send a charge, which no ban and no limit refuses."""
+
+    def read(answer: Any, now_us: int) -> Decision:
+        # By its keys leases end, too.
+        batcher.parts.changes.note([*windows_of(question.checks), *question.refusing])
+        return _decision(answer, batcher, CHARGE, question, now_us)
+
+    pack = partial(batcher.parts.packing.question, CHARGE, question.checks, (), batcher.permits)
+    return batcher.request(pack, read, has_permits=question.has_permits)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _unpack_decision(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
-    """Unpack the decision in an answer that is no failure.
+def _ban_in(answer: Any, batcher: Batcher, question: Question) -> Ban | None:
+    """Return the ban that refuses a question: the longest of those of networks, as they are known now, and of keys."""
+    bans = batcher.parts.polled.of_networks(question.refusing)
+    if answer[0] == BANNED:
+        bans += read_bans(answer[1:])
+    return longest(bans)
+
+
+def _decision(answer: bytes, batcher: Batcher, what: int, question: Question, now_us: int) -> Decision:
+    """Unpack the decision of the limits in an answer that is no failure, and hold its permits.
 
     Raises:
         StoreUnavailable: The answer has not one valid state for each limit.
     """
-    status = answer[0]
+    status, checks = answer[0], question.checks
     limits = 0
     for bucket, _, _ in checks:
         limits += len(bucket.limits)
@@ -191,7 +186,10 @@ def _unpack_decision(answer: bytes, what: int, checks: Sequence[Check], now_us: 
     charged: Sequence[Reservation] | None = ()
     if what == HIT and status == OK:
         charged = None  # each check charged its cost; see `Decision`
-    elif what == CHARGE and status == OK:
+    elif what == CHARGE:
         units = [units for (units,) in _COUNTED.iter_unpack(answer[end:])]
         charged = reserved(checks, [mark for _, _, mark, _ in states], units)
-    return Decision(status == OK, _REASONS[status], now_us, checks, states, charged)
+    decision = Decision(status == OK, _REASONS[status], now_us, checks, states, charged)
+    if question.has_permits and decision.reservations:
+        batcher.permits.hold(decision, batcher.parts.packing.permits_row)
+    return decision

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from ...core.bans.ban import Ban, BanSubject, read_ban
+from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.networks import BannedNetworks
 from ...core.errors import StoreUnavailable
 from ...core.events import Event
-from ...core.stored import all_readable
 from .changes import Changes
-from .protocol import END, Packed, Packing, StoreTime, pack_command, real_monotonic_us
+from .protocol import Packed, Packing, StoreTime, pack_command, read_bans, real_monotonic_us
 
 POLL_NS: Final = 1_000_000_000
 """How old the last poll may be when a request is decided."""
@@ -157,7 +156,7 @@ class Polled:
         for row in rows:
             known = self._unpacked.get(row)
             if known is None:
-                known = all_readable(read_ban, [row[END.size :]])
+                known = read_bans([row])
             bans[row] = known
         self._unpacked = bans
         self.networks = BannedNetworks(chain.from_iterable(bans.values()))

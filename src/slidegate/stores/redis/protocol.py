@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ...core.bans.ban import Ban, BanSubject
+from ...core.bans.ban import Ban, BanSubject, read_ban
 from ...core.buckets import Bucket, Check
 from ...core.errors import Concerns, StoreError, StoreTimeout, StoreUnavailable, quoted
 from ...core.limits import AnyLimit, Limit
@@ -31,7 +31,7 @@ from ...core.quotas import Quota
 from ...core.reservation import Reservation
 from ...core.ring import MAX_UNITS
 from ...core.store import Clock
-from ...core.stored import read_json
+from ...core.stored import all_readable
 from ..leases import WORKER_BYTES, HeldPermits
 from ..shared import digest_of
 from ..system_clock import system_us
@@ -274,14 +274,9 @@ def window_field(bucket: Bucket, limit: AnyLimit) -> bytes:
     return digest_of(bucket.name, *limit.same_window, LAYOUT)
 
 
-def unpack_ban(packed: bytes) -> Ban:
-    """Unpack a ban, behind its end; a later version may have added fields.
-
-    Raises:
-        ValueError: The bytes are not a ban.
-        KeyError: A field is missing.
-    """
-    return read_json(Ban, packed[END.size :])
+def read_bans(rows: Iterable[bytes]) -> list[Ban]:
+    """Return the bans of rows, which begin with their ends, without those that cannot be read."""
+    return all_readable(read_ban, [row[END.size :] for row in rows])
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

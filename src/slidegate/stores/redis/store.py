@@ -44,18 +44,15 @@ from .bans import RedisBans
 from .batch import Batcher
 from .changes import Changes
 from .clients import Client, OwnClients, open_client
-from .hits import ask
+from .hits import charge, hit, peek
 from .link import open_link
 from .parts import Parts
 from .poll import Polled
 from .protocol import (
-    CHARGE,
     CLOSED,
     END,
-    HIT,
     INSPECT,
     KEY_LOCKING,
-    PEEK,
     SCRIPT,
     Packing,
     StoreTime,
@@ -212,7 +209,7 @@ class RedisStore(Store):
             decision = self._refusals.repeat(question)
             if decision is not None:
                 return decision
-        return ask(self.batcher(), HIT, question)
+        return hit(self.batcher(), question)
 
     def _question(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Question:
         """Return a question, the same one for the same checks and the same object of subjects.
@@ -229,11 +226,11 @@ class RedisStore(Store):
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Awaitable[Decision]:
         """Return what `hit` would return now. Changes nothing."""
-        return ask(self.batcher(), PEEK, Question(checks, subjects))
+        return peek(self.batcher(), Question(checks, subjects))
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
-        return ask(self.batcher(), CHARGE, Question(checks, ()))
+        return charge(self.batcher(), Question(checks, ()))
 
     def refund(
         self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S

@@ -173,13 +173,13 @@ class UnitLeases:
             lasts_s = (lease.until_us - lease.came_us) / 1_000_000 * (1 + random() / 2)
             asyncio.get_running_loop().call_later(lasts_s, self.refund_rest, lease, refund)
 
-    def note_refusal(self, question: Question, decision: Decision) -> None:
+    def note_refusal(self, question: Question, *, is_banned: bool = False) -> None:
         """Note that Redis has refused a hit: what was asked ahead does not come, and no unit is for a banned client."""
         lease = self.by_checks.get(question.checks)
         if lease is None:
             return
         lease.is_asking = False
-        if decision.ban is not None:
+        if is_banned:
             lease.cleared.discard(question)
 
     def refund_rest(self, lease: UnitLease, refund: Refund) -> None:
