@@ -16,6 +16,7 @@ from slidegate.limiter.overrides import LIMITS
 from slidegate.limiter.rows import HISTORY
 from slidegate.limiter.workers import RULES, WORKERS
 from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.shared import digest_of
 from slidegate.testing import FakeClock
 
 from ..contract.player import settle
@@ -114,16 +115,34 @@ async def prepared(limiter: Limiter, store: Any) -> None:
     await settle(store.bans.load([Ban("192.0.2.77", "why", "ann", 0, now_us, now_us + HOUR_US)]))
 
 
-@given(row=ROWS, head=st.sampled_from([b"\xff" * 8, bytes(7) + b"\x7f"]))
-@example(row=b'{"key": "192.0.2.0/24", "why": 1}', head=b"\xff" * 8)
-async def test_in_the_networks_of_redis(row: bytes, head: bytes, server: RedisServer) -> None:
+@given(row=st.one_of(HEADED, ROWS.map((b"\xff" * 8).__add__)), at=st.integers(0, 4))
+@example(row=b"\xff" * 8 + b'{"key": "192.0.2.0/24", "why": 1}', at=0)
+@example(row=b"short", at=0)
+@example(row=b"short", at=1)
+@example(row=b"\xff" * 8 + b"no ban", at=1)
+@example(row=b"short", at=2)
+@example(row=b"short", at=3)
+async def test_in_redis(row: bytes, at: int, server: RedisServer) -> None:
     prefix = fresh_prefix()
     store = store_of(server, prefix=prefix)
     async with Limiter(store, deadline="20s", on_error="deny") as limiter:
         await prepared(limiter, store)
-        server.command("HSET", f"{{{prefix}}}:bans:networks", "192.0.2.0/24", head + row)
-        server.command("HSET", f"{{{prefix}}}:bans", "networks", "another")
+        packing = store.parts.packing
+        meta, windows, struck = packing.meta, packing.name_of("user:bob"), packing.names_of("user:carl")[1]
+        hash_, field = [
+            (meta + b":networks", b"192.0.2.0/24"),
+            (windows, b"b"),
+            (struck, digest_of(POLICY.name)),
+            (meta + b":rows:" + LIMITS.encode() + b":0", b"x" * 8),
+            (meta + b":rows:" + WORKERS.encode() + b":0", b"x" * 8),
+        ][at]
+        server.command("HSET", hash_, field, row)
+        server.command("HSET", meta, "networks", "another")
         async with Limiter(store_of(server, prefix=prefix), deadline="20s", on_error="deny") as worker:
+            assert (await settle(worker.store.hit(CHECKS, ("user:bob",)))).reason in ("ok", "banned")
+            for shadow in (False, True):
+                policy = BanPolicy("9/1m", "1h", name="abuse", shadow=shadow)
+                await settle(worker.store.bans.strike(policy, "user:carl", 1, "why"))
             await all_else_is_as_before(worker, worker.store)
 
 

@@ -4,9 +4,10 @@
 
 local BAN = "b"
 
--- Return a row that starts with its end, -1 for never; "" if it has ended, and then it is deleted.
+-- Return a row that starts with its end, -1 for never; "" if it has ended, and then it is deleted. One that is too short for
+-- an end is no row of ours: workers read it, and name it in the log.
 local function row_in_force(name, field, row)
-  local ends = unpack_from("<i8", row)
+  local ends = #row < ENDS_BYTES and -1 or unpack_from("<i8", row)
   if ends >= 0 and now >= ends then
     redis.pcall("HDEL", name, field) -- a server out of memory, or a replica, still answers
     return ""

@@ -9,9 +9,9 @@ local function define_commands()
     return string.format("%.0f", moment)
   end
 
-  -- Return the end with which a row starts.
+  -- Return the end with which a row starts, 0 for one that is too short.
   local function end_of(row)
-    local ends = unpack_from("<i8", row)
+    local ends = #row < ENDS_BYTES and 0 or unpack_from("<i8", row)
     return ends < 0 and math.huge or ends
   end
 
@@ -190,7 +190,7 @@ local function define_commands()
       return { 0, before }
     end
     -- A level starts with its own end, and then has that of the ban that has left it.
-    if is_shadow == "1" and before ~= "" and (unpack_from("<i8", before, 9)) > now then
+    if is_shadow == "1" and #before >= 2 * ENDS_BYTES and (unpack_from("<i8", before, 1 + ENDS_BYTES)) > now then
       return { 0, before }
     end
     local w = ring.read(sub(window, limit.starts), limit)

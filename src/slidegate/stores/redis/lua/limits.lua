@@ -11,7 +11,6 @@ local WINDOW_KEPT_US = 4000 -- slices are whole microseconds, of which there are
 local QUOTA_ROW = "quota"
 local WINDOW = "w"
 local PERMIT_ROW = "p"
-local ENDS_BYTES = 8 -- of the end with which the value of a window starts, and each row of bans, strikes, levels and workers
 
 -- Return what a field in a hash of windows has: QUOTA_ROW, WINDOW or PERMIT_ROW; another text for any other field.
 local function kind_of(field)

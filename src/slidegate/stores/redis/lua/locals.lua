@@ -2,6 +2,7 @@
 
 local FIELD_BYTES = 8 -- of the name of a window in a hash
 local NAME_BYTES = 5 -- of these, at the start: the digest of the bucket's name
+local ENDS_BYTES = 8 -- of the end with which the value of a window starts, and each row of bans, strikes, levels and workers
 local max, min = math.max, math.min
 local sub = string.sub
 local pack, unpack_from = struct.pack, struct.unpack
