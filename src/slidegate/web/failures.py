@@ -27,9 +27,15 @@ def is_failure(error: BaseException | None) -> bool:
     return isinstance(error, Exception) and not isinstance(error, (ClientDisconnect, WebSocketDisconnect))
 
 
-def handler_of(error: BaseException, scope: Scope) -> Any:
-    """Return the exception handler of the application around a middleware of a route, as Starlette finds it."""
-    by_class, by_status = scope["starlette.exception_handlers"]
+def handler_of(error: BaseException, handlers: Any) -> Any:
+    """Return the exception handler that answers an exception, as Starlette finds it; None if there is none.
+
+    Args:
+        handlers: The handlers around the middleware; None if nothing but the server is.
+    """
+    if handlers is None:
+        return None
+    by_class, by_status = handlers
     if isinstance(error, HTTPException) and error.status_code in by_status:
         return by_status[error.status_code]
     for kind in type(error).__mro__:

@@ -35,9 +35,9 @@ from .plan import DISABLED
 from .policy import Finding, Policy
 from .published import published_rules
 from .refusals import OnRefused
-from .routes import has_many_routes, visible_app
+from .routes import has_many_routes, layers, visible_app
 from .rules import Limits, LimitsFunction, Rule
-from .start import FailsAtStartup, compare_names, fail_startup, stack_of
+from .start import FailsAtStartup, compare_names, fail_startup, is_in_stack, stack_of
 from .visit import Visit
 from .waiting import discard_message
 from .websockets import MessageLimits
@@ -45,6 +45,8 @@ from .websockets import MessageLimits
 _REQUESTS: Final = frozenset({"http", "websocket"})
 ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
 """The environment variable that switches every middleware off, and none on that its option switches off."""
+_HANDLERS: Final = "starlette.exception_handlers"
+"""The scope key of the exception handlers of the innermost application that the request has come to."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
@@ -132,10 +134,8 @@ class RateLimitMiddleware(FailsAtStartup):
     """Its options as they were given but for `enabled`, in the order of the signature; none if it shares its counts."""
     routed_app: object = None
     _decides: Set[str] = frozenset()
-    """The types of scopes that are decided without asking `_is_decided`: none during the first requests, while switched
+    """The types of scopes that are decided without `_prepare`: none during the first requests, while switched
     off, and after a failed construction. `restart` replaces it, so that a request which began before adds nothing."""
-    _is_within = False
-    """Whether it is at a route or a mount, below what answers the exceptions of an application."""
 
     @options_checked
     def __init__(
@@ -215,7 +215,7 @@ class RateLimitMiddleware(FailsAtStartup):
             decides = self._decides
             if self.error is None and self.is_enabled and self.limiter.engine.overrides.is_off:
                 await self.limiter.engine.refresh()
-            if not await self._is_decided(scope):
+            if not await self._prepare(scope):
                 await self._pass_on(scope, receive, send)
                 return
             send = self._inspected(scope, send, decides)
@@ -251,43 +251,54 @@ class RateLimitMiddleware(FailsAtStartup):
             if visit.effects:
                 await visit.end()
         except BaseException as error:
-            await visit.fail(error, is_within=self._is_within)
+            await visit.fail(error, self._handlers_around(scope))
             raise
         finally:  # the visit stays in the scope, without what refers to the server
             visit.scope = None
             visit.receive_from, visit.send_on = _ENDED_CHANNELS[scope_type]
 
+    def _handlers_around(self, scope: Scope) -> Any:
+        """Return the exception handlers that are around the middleware in a request; None if nothing but the server is.
+
+        Those of its own application are within it, and what is around them answers with 500.
+        """
+        if is_in_stack(self.app) or scope.get("app") in layers(self.app):
+            return None
+        return scope.get(_HANDLERS)
+
     # -- the first requests, and those while it is switched off --------------------------------------------------------
 
-    async def _is_decided(self, scope: Scope) -> bool:
-        """Return whether a call is a request that is to be decided. Asked for each of the first, and after a switch."""
+    async def _prepare(self, scope: Scope) -> bool:
+        """Prepare for one of the first calls, or the first after a switch; return whether it is a request to decide."""
         if self.error is not None or not self.is_enabled:
             return False
         engine = self.limiter.engine
         engine.begin_refresh()
         if not engine.counts:
             return False
-        self._is_within = "starlette.exception_handlers" in scope
         if self.routed_app is None:  # the first call, which may be the lifespan
             self.routed_app = visible_app(self.app, {"app": scope.get("app", self.app)})
+            is_within = _HANDLERS in scope
             if has_many_routes(self.routed_app):  # which takes long
-                await to_thread.run_sync(self._start)
+                await to_thread.run_sync(self._start, is_within)
             else:
-                self._start()
+                self._start(is_within)
         return self.error is None and scope["type"] in _REQUESTS
 
-    def _start(self) -> None:
+    def _start(self, is_within: bool) -> None:
         """Look at the application: what is wrong with the names of its limits ends its start; all else is a finding.
 
-        A middleware of a route or a mount has no start: it is met by a request, which it must not fail.
+        Args:
+            is_within: Whether it is within another application, at a route or a mount. Then it has no start: it is met
+                by a request, which it must not fail.
         """
         routed_app = self.routed_app
-        if self._is_within:  # what is beside it meets no request of its own
+        if is_within:  # what is beside it meets no request of its own
             routed_app = self.app
         try:
             compare_names(self.policy, routed_app)
         except ConfigurationError as error:
-            if self._is_within:
+            if is_within:
                 self.policy.findings.report([Finding("SG143", str(error))])
             else:
                 self.error = error

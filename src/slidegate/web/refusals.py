@@ -260,7 +260,9 @@ class Refusals:
             return
         state, client = refusal.binding, visit.client.key
         status = CLOSED
-        if takes_answer(scope):
+        if visit.status:  # of a websocket that was accepted before
+            status = visit.status
+        elif takes_answer(scope):
             status = self.answer(refusal).status
         method = escaped(str(scope.get("method", "WEBSOCKET")), _MAX_METHOD)
         path = escaped(str(scope.get("path", "")), _MAX_PATH)

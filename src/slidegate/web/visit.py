@@ -275,25 +275,24 @@ class Visit:
             if waiting is not None:
                 await waiting
 
-    async def fail(self, error: BaseException, *, is_within: bool) -> None:
+    async def fail(self, error: BaseException, handlers: Any) -> None:
         """Let the remaining effects happen: the application has raised an exception.
 
         Args:
-            is_within: Whether an application around the middleware answers exceptions.
+            handlers: The exception handlers around the middleware; None if the server answers.
         """
+        status = 0
         raised: BaseException | None = error
+        if is_failure(error) and not self.status:
+            handler = handler_of(error, handlers)
+            status = answered_status(error, handler, self.scope)
+            if handler is not None:
+                raised = None  # its answer is no failure
         try:
-            if is_failure(error) and not self.status:
-                handler = None
-                if is_within:
-                    handler = handler_of(error, self.scope)
-                if handler is not None:
-                    raised = None  # its answer is no failure
-                status = answered_status(error, handler, self.scope)
-                if status:
-                    await self._start_effects(status)
-                    if handler is not None:
-                        self.status = status
+            if status:
+                await self._start_effects(status)
+            if raised is None:
+                self.status = status
         finally:
             await self.end(raised)
 
