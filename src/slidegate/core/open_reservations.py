@@ -63,7 +63,7 @@ class OpenReservations:
                 limit = bucket.limits[at]
                 missing = spent + max(cost, 1) - limit.amount
                 for charged, units in self.by_window.get((bucket.name, key), {}).copy().items():
-                    if charged in own:
+                    if charged in own or not charged.readings:  # none if a store failed, which has charged nothing
                         continue
                     # Others have left the window; those of a quota have not, as no request lasts a period.
                     if not limit.span_us or charged.now_us + limit.span_us > decision.now_us:
