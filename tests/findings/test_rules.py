@@ -34,7 +34,7 @@ from slidegate import (
     header,
     user,
 )
-from slidegate.findings.routes import about_order
+from slidegate.findings.application import about_order
 
 from ..asgi import call, hello, page, scope_of
 from ..drawing import examples

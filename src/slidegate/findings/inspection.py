@@ -10,7 +10,7 @@ from starlette.types import Message, Scope, Send
 
 from ..core.addresses import address_key
 from ..core.errors import quoted
-from ..web.client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
+from ..web.client_ip import UNKNOWN_PEER, peer_of, read_node
 from ..web.clients import GONE, KEY, Client
 from ..web.endpoint_rule import dotted_name
 from ..web.keys import parts_of, person_of, user
@@ -19,22 +19,13 @@ from ..web.published import published_rules
 from ..web.routes import mounted_routes
 from ..web.rules import Rule
 from ..web.visit import STARTS, Effect, Visit
-from . import routes, settings
+from . import application
 
 _OF_PROXIES: Final = (b"x-forwarded-for", b"forwarded")
 _NAMING: Final = (
-    *_OF_PROXIES,
-    b"x-real-ip",
-    b"x-client-ip",
-    b"cf-connecting-ip",
-    b"true-client-ip",
-    b"do-connecting-ip",
-    b"fastly-client-ip",
-    b"fly-client-ip",
-    b"x-original-forwarded-for",
-    b"x-vercel-forwarded-for",
-    b"x-envoy-external-address",
-)
+    b"x-forwarded-for forwarded x-real-ip x-client-ip cf-connecting-ip true-client-ip do-connecting-ip "
+    b"fastly-client-ip fly-client-ip x-original-forwarded-for x-vercel-forwarded-for x-envoy-external-address"
+).split()
 """The header fields in which proxies, CDNs and frontend servers name the client."""
 _FIRST: Final = 100
 """How many requests are counted by their clients."""
@@ -42,22 +33,26 @@ _NEARLY_ALL: Final = 90
 """How many of them one client must send; a health check may come from elsewhere."""
 _MANY_NAMES: Final = 20
 """How many different clients these must name."""
-_LATE_USER: Final = (
+_LATE_USER: Final = Finding(
+    "SG139",
     "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts addresses; add "
-    "AuthenticationMiddleware outside, which is after this middleware, or write RateLimit(..., key=user) at endpoints"
+    "AuthenticationMiddleware outside, which is after this middleware, or write RateLimit(..., key=user) at endpoints",
 )
 
 
 def of_settings(policy: Policy, off_by: str) -> None:
     """Look at the settings; `off_by` is the one that switches the middleware off, or empty."""
     if off_by:
-        text = f"slidegate is switched off ({off_by}): every request passes"
-        policy.findings.report([Finding("SG110", f"{text}; if that is not intended, remove this setting")])
+        told = Finding(
+            "SG110",
+            f"slidegate is switched off ({off_by}): every request passes; if that is not intended, remove this setting",
+        )
+        policy.findings.report([told])
 
 
-def of_building(policy: Policy, middleware: Any) -> None:
+def of_building(middleware: Any) -> None:
     """Look at how a middleware that counts apart from others is built."""
-    policy.findings.report(settings.about_building(middleware))
+    middleware.policy.findings.report(application.about_building(middleware))
 
 
 def of_routes(policy: Policy, app: object, routed_app: object) -> None:
@@ -71,35 +66,32 @@ def of_routes(policy: Policy, app: object, routed_app: object) -> None:
     """
     report = policy.findings.report
     mounted = mounted_routes(routed_app)
-    report(settings.about_workers(policy.limiter))
-    report(routes.about_order(policy.rules, mounted))
+    report(application.about_workers(policy))
+    report(application.about_order(policy.rules, mounted))
     if routed_app is None:
         return
-    report(routes.about_layers(policy, app, routed_app))
-    report(routes.about_decorators(mounted))
-    report(routes.about_paths(policy.rules.given, routed_app, mounted))
+    report(application.about_layers(policy, app, routed_app))
+    report(application.about_decorators(mounted))
+    report(application.about_paths(policy.rules.given, routed_app, mounted))
 
 
 def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
     """Look at one of the first requests; return a `send` that looks at it again when its response starts."""
-    report = policy.findings.report
-    policy.findings.requests_left -= 1
+    findings = policy.findings
+    findings.requests_left -= 1
     peer = peer_of(scope)
     client = policy.clients.of(scope)
-    report(_about_request(policy, scope, client))
-    if len(policy.findings.first) < _FIRST:
-        report(_about_one_client(policy, client.key, scope))
+    findings.report(_about_request(policy, scope, client))
+    if len(findings.first) < _FIRST:
+        findings.report(_about_one_client(policy, client.key, scope))
     had_user = _has_user(scope)
 
     async def look_and_send(message: Message) -> None:
         if message["type"] in STARTS:
-            report(_about_peer_within(policy.address, peer, scope, client.key))
-            if (
-                not had_user
-                and _has_user(scope)
-                and any(map(_counts_users, [*policy.rules.given, policy.default_rule]))
-            ):
-                report([Finding("SG139", _LATE_USER)])
+            findings.report(_about_peer_within(policy, peer, scope, client.key))
+            rules = [*policy.rules.given, policy.default_rule]
+            if not had_user and _has_user(scope) and any(map(_counts_users, rules)):
+                findings.report([_LATE_USER])
         await send(message)
 
     return look_and_send
@@ -114,7 +106,7 @@ def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
         scope: The request at its endpoint.
     """
     policy: Policy = visit.policy
-    policy.findings.report(_about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
+    policy.findings.report(_about_peer_within(policy, peer_of(visit.scope), scope, visit.client.key))
     if _counts_users(rule) and not _has_user(scope):
         visit.effects = [*visit.effects, _UserCheck(rule, scope)]
 
@@ -132,12 +124,13 @@ def of_new_limit(policy: Policy, limit: object, function: object) -> None:
     """
     latest = policy.findings.latest_limits
     if len(latest) == latest.maxlen and not any(reference() for reference in latest):
-        text = (
+        told = Finding(
+            "SG144",
             f"{dotted_name(function)} makes a RateLimit for each request; make it once, outside of the function: "
             'LIMIT = RateLimit("5/minute"), and there await LIMIT.check(request); what differs by request can be a '
-            "function: RateLimit(limits=..., key=...)"
+            "function: RateLimit(limits=..., key=...)",
         )
-        policy.findings.report([Finding("SG144", text)])
+        policy.findings.report([told])
     latest.append(ref(limit))
 
 
@@ -157,8 +150,19 @@ def _about_request(policy: Policy, scope: Scope, client: Client) -> Iterator[Fin
             'Unix socket write client_ip(trusted=["unix"]), behind a serverless adapter with one proxy in front '
             "client_ip(trusted=1)",
         )
-    if not policy.address.trusted:
-        yield from _about_untrusted_proxies(policy.address, scope)
+    if policy.address.trusted:
+        return
+    peer = (peer_of(scope) or "").encode(errors="replace")
+    for name, value in scope["headers"]:
+        # A server that reads the field itself has replaced the peer by the address from it.
+        if name in (*_OF_PROXIES, policy.address.header) and not (peer and peer in value):
+            yield Finding(
+                "SG102",
+                f"a request has {name.decode().title()}, but no proxy is trusted: if there is a proxy in front, "
+                "all its clients are counted and banned as one; name it, for example "
+                'client_ip(trusted=["10.0.0.0/8"])',
+            )
+            return
 
 
 def _about_shared_names(policy: Policy, outer: Visit) -> Iterator[Finding]:
@@ -178,29 +182,14 @@ def _about_shared_names(policy: Policy, outer: Visit) -> Iterator[Finding]:
             return
 
 
-def _about_untrusted_proxies(address: ClientAddress, scope: Scope) -> Iterator[Finding]:
-    """Yield the finding about a request that names its client in a field which is not read."""
-    peer = (peer_of(scope) or "").encode(errors="replace")
-    for name, value in scope["headers"]:
-        # A server that reads the field itself has replaced the peer by the address from it.
-        if name in (*_OF_PROXIES, address.header) and not (peer and peer in value):
-            yield Finding(
-                "SG102",
-                f"a request has {name.decode().title()}, but no proxy is trusted: if there is a proxy in front, "
-                "all its clients are counted and banned as one; name it, for example "
-                'client_ip(trusted=["10.0.0.0/8"])',
-            )
-            return
-
-
 # -- the same request further inside -----------------------------------------------------------------------------------
 
 
-def _about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, client_key: str) -> Iterator[Finding]:
+def _about_peer_within(policy: Policy, peer: str | None, scope: Scope, client_key: str) -> Iterator[Finding]:
     """Yield the finding about a request that has another peer further inside.
 
     Args:
-        address: How the middleware determines clients.
+        policy: The policy of the middleware.
         peer: The peer when the request came.
         scope: The request at its endpoint, or when its response starts.
         client_key: The key of its client. A peer of the same key does no harm.
@@ -208,8 +197,8 @@ def _about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, c
     inner_peer = peer_of(scope)
     if not inner_peer or inner_peer == peer:
         return
-    node = read_node(inner_peer)
-    if node is None or address_key(*node, address.prefixes[4], address.prefixes[6]) != client_key:
+    node, prefixes = read_node(inner_peer), policy.address.prefixes
+    if node is None or address_key(*node, prefixes[4], prefixes[6]) != client_key:
         yield Finding(
             "SG104",
             "something inside this middleware reads the proxies: the middleware counts, strikes and bans the address "
@@ -233,11 +222,12 @@ class _UserCheck(Effect):
     def start(self, visit: Visit, status: object) -> None:
         """See `Effect.start`."""
         if _has_user(self._scope):
-            text = (
+            told = Finding(
+                "SG139",
                 f"limit {self._label!r} counts by user, but stands in front of the dependency that sets the user, so "
-                "it counts addresses; write it behind that dependency"
+                "it counts addresses; write it behind that dependency",
             )
-            visit.policy.findings.report([Finding("SG139", text)])
+            visit.policy.findings.report([told])
 
 
 def _counts_users(rule: Rule | None) -> bool:

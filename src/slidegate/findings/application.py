@@ -1,0 +1,256 @@
+"""Findings about an application as it starts: its processes, its rules and routes, the order of rules and layers.
+
+`RuleSet.matches_of` tells what a rule does, for examples of its requests. They are of every kind that another rule
+could take from it: paths of several lengths for a parameter with slashes, and a method that no rule names for rules of
+all methods.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import product
+from operator import is_
+from typing import Any, Final, TypeAlias
+from weakref import WeakSet
+
+from starlette.middleware.cors import CORSMiddleware
+
+from .._path_examples import filled, filled_for_both
+from ..core.errors import closest
+from ..web.endpoint_rule import has_lost_limit
+from ..web.paths import RulePath
+from ..web.policy import Finding, Policy
+from ..web.published import published_rules
+from ..web.routes import MountedRoute, attribute_of, layers, routes_of
+from ..web.rule_set import RuleSet, is_ended
+from ..web.rules import Rule, method_of
+
+Routes: TypeAlias = Sequence[MountedRoute]
+
+_OFTEN_WITHOUT_ROUTE: Final = (
+    "ACL BAN BASELINE-CONTROL BIND CHECKIN CHECKOUT CONNECT COPY HEAD LABEL LINK LOCK MERGE MKACTIVITY MKCALENDAR "
+    "MKCOL MKREDIRECTREF MKWORKSPACE MOVE OPTIONS ORDERPATCH PRI PROPFIND PROPPATCH PURGE QUERY REBIND REPORT SEARCH "
+    "TRACE UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF VERSION-CONTROL"
+)
+"""The methods that others than routes answer: middlewares, those of WebDAV, and caches."""
+_OFTEN: Final = 3
+_built: Final[WeakSet[Any]] = WeakSet()
+"""The middlewares that live and count apart."""
+
+
+# -- processes, and a middleware that is built for each route ----------------------------------------------------------
+
+
+def about_workers(policy: Policy) -> Iterator[Finding]:
+    """Yield the finding about several processes that count apart: a setting or a server starts them."""
+    count, setting = _workers(), os.environ.get("WEB_CONCURRENCY", "")  # which several servers read
+    if setting.isdecimal():
+        count = max(count, int(setting))
+    if count > 1 and policy.engine.per_process:
+        yield Finding(
+            "SG103",
+            f"limits are per process: with {count} workers a client gets each limit up to that many times; "
+            'to count for all processes, write Limiter.from_url("lmdb:///var/lib/app/slidegate")',
+        )
+
+
+def _workers() -> int:
+    """Return how many processes the server has that runs this one; 0 if it has started none.
+
+    It calls its workers with its configuration, which so is in the stack of the main thread.
+    """
+    workers = 0
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] in ("uvicorn", "gunicorn", "hypercorn"):
+            for value in [*frame.f_locals.values()]:
+                config = attribute_of(value, "cfg", value)
+                if not attribute_of(config, "should_reload"):  # it starts one
+                    workers = max(workers, attribute_of(config, "workers", 0))
+        if module in ("multiprocessing.process", "gunicorn.arbiter"):  # else it serves in its own process
+            return workers
+        frame = frame.f_back
+    return 0
+
+
+def about_building(middleware: Any) -> Iterator[Finding]:
+    """Yield the finding about a middleware that a framework builds for each of its routes.
+
+    Args:
+        middleware: A `RateLimitMiddleware` that counts apart from others: its limiter is its own, or its limits have no
+            name. The same objects as options mean that one line of code is run again. Starlette builds a middleware
+            once for each line, and lines may share a text.
+    """
+    if attribute_of(middleware.app, "__module__", "").partition(".")[0] in ("starlette", "fastapi"):
+        return
+    _built.add(middleware)
+    if _count_alike(middleware) == _OFTEN:
+        gc.collect()  # some may be unused, but in cycles
+    if _count_alike(middleware) == _OFTEN:
+        yield Finding(
+            "SG131",
+            "this middleware is built again and again, and counts apart each time, so a client gets each limit as many "
+            "times; a framework may build it for each route: wrap the whole application, or make one limiter = "
+            'Limiter() and write RateLimitMiddleware(..., limiter=limiter) with rules that have names: name="api"',
+        )
+
+
+def _count_alike(middleware: Any) -> int:
+    """Return how many living middlewares have the same objects as options."""
+    return sum(all(map(is_, other.options, middleware.options)) for other in _built)
+
+
+# -- the order of rules ------------------------------------------------------------------------------------------------
+
+
+def about_order(rule_set: RuleSet, routes: Routes) -> Iterator[Finding]:
+    """Yield the findings about rules whose requests another one takes, and exemptions of what another one counts.
+
+    Args:
+        rule_set: The rules.
+        routes: The routes of the application; none if they are unknown.
+    """
+    # Without a rule that ends the list all that match apply, in any order.
+    if not any(rule.is_final for rule in rule_set.given):
+        return
+    for place, rule in enumerate(rule_set.given):
+        examples = [*_rules_of_examples(rule_set, rule, routes)]
+        reaching = [rules for rules in examples if rule in rules]
+        ended_by = {rules[-1] for rules in examples}
+        if reaching and rule.exempts:
+            for above in rule_set.given[:place]:
+                if above.action == "limit" and above.when is None and all(above in rules for rules in reaching):
+                    yield Finding(
+                        "SG134",
+                        f"rule {rule.label!r} is exempt, but rule {above.label!r} above it counts its requests all the "
+                        "same; write exemptions first",
+                    )
+                    break
+        if reaching or len(ended_by) != 1:  # no single rule takes its requests
+            continue
+        (above,) = ended_by
+        # A rule that does the same as the one that ends the list is not missed.
+        if rule.counts or (rule.action, rule.status) != (above.action, above.status):
+            yield Finding(
+                "SG133",
+                f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends "
+                "the list; write the narrower rule first",
+            )
+
+
+def _rules_of_examples(rule_set: RuleSet, rule: Rule, routes: Routes) -> Iterator[list[Rule]]:
+    """Yield the rules that apply to each example of a rule: this one is among them, or the last one ends the list."""
+    templates = [path.path for path in rule.rule_paths] or ["/{rest:path}"]
+    rests = "", "~", "~/~/~/~/~/~/~/~"  # examples of a parameter with slashes
+    paths = {filled(template, rest) for template, rest in product(templates, rests)}
+    for rule_path, route in product(rule.rule_paths, routes):
+        paths.update(_examples_of_both(rule, rule_path, route))
+    methods = rule.methods or ["QWX"]  # which no rule has, for those of all methods
+    for connection, method, path in product(("http", "websocket"), methods, paths):
+        scope = {"type": connection, "method": method, "path": path}
+        if rule.may_match(connection, method_of(scope)):
+            matches = rule_set.matches_of(scope, (path,))
+            rules = [bound.rule for bound, _ in matches]
+            if rule in rules or is_ended(matches):
+                yield rules
+
+
+# -- paths and methods -------------------------------------------------------------------------------------------------
+
+
+def about_paths(rules: Sequence[Rule], app: object, routes: Routes) -> Iterator[Finding]:
+    """Yield the findings about paths and methods of rules that no route takes."""
+    if routes_of(app) is None:
+        return
+    for rule in rules:
+        if rule.blocks:  # for scanners, whose paths have no routes
+            continue
+        taken = [] if rule.rule_paths else [*routes]
+        for path in rule.rule_paths:
+            taken_by_path = [route for route in routes if _examples_of_both(rule, path, route)]
+            if not taken_by_path:
+                remedy = _remedy(rule, path.path, routes)
+                yield Finding("SG123", f"path {path.path!r} of rule {rule.label!r} matches no route; {remedy}")
+            taken += taken_by_path
+        yield from _about_methods(rule, taken)
+
+
+def _about_methods(rule: Rule, routes: Routes) -> Iterator[Finding]:
+    """Yield the finding about methods of a rule that none of the routes takes to which it applies."""
+    methods = rule.methods or frozenset()
+    taken: set[str] = set()
+    for route in routes:
+        taken |= route.methods or methods
+    lost = methods.difference(_OFTEN_WITHOUT_ROUTE.split(), taken)
+    is_for_many = any(path == "*" or ":path}" in path for path in rule.paths)
+    if is_for_many or taken & methods:  # it may well name the usual ones, too
+        lost -= {"GET", "POST", "PUT", "PATCH", "DELETE"}
+    if taken and lost:
+        listed, others = ", ".join(sorted(lost)), ", ".join(sorted(taken - {"HEAD"}))
+        yield Finding(
+            "SG136", f"rule {rule.label!r} is for {listed}, which no route of its path takes; they take {others}"
+        )
+
+
+def _examples_of_both(rule: Rule, path: RulePath, route: MountedRoute) -> list[str]:
+    """Return examples of requests of a route to which a rule may apply because of a path."""
+    bare = path.path.removesuffix("/")
+    examples = [filled_for_both(text, route.path) for text in (bare, f"{bare}/")]  # limits and blocks apply to both
+    return [text for text in examples if text and ("{" in route.path or rule.takes(path, text))]
+
+
+def _remedy(rule: Rule, path: str, routes: Routes) -> str:
+    """Return what to do about a path that no route meets. What it says to write meets a route of the rule's methods."""
+    for segment in re.finditer("(?<=.)/[^{]", path):
+        tail = path[segment.start() :]
+        tail_path = RulePath(tail)
+        taken = [route for route in routes if _examples_of_both(rule, tail_path, route)]
+        if taken and not any(_about_methods(rule, taken)):
+            return f"rules have no root_path: write {tail!r}"
+    others = [route.path for route in routes if not any(_about_methods(rule, [route]))]
+    return f"write it with the prefix of its router, or remove it{closest(path, others)}"
+
+
+# -- decorators and layers ---------------------------------------------------------------------------------------------
+
+
+def about_decorators(routes: Routes) -> Iterator[Finding]:
+    """Yield the findings about limits that were put around a function after its route had taken it."""
+    for route in routes:
+        if has_lost_limit(route.endpoint):
+            yield Finding(
+                "SG137",
+                f"@RateLimit stands above the decorator of route {route.label!r}, which has taken the function without "
+                "the limit, so nothing is counted; write @RateLimit below it, directly above the function",
+            )
+
+
+def about_layers(policy: Policy, app: object, routed_app: object) -> Iterator[Finding]:
+    """Yield the findings about CORS within, and about limits of routes that nothing can read."""
+    # Limits at endpoints are within, and those of a route are published from its first request on.
+    own = [row.action for row in published_rules(policy) if not (row.shadow or row.at_endpoint)]
+    refuses = policy.default_rule is not None or not {"limit", "block", "ban", "blocklist"}.isdisjoint(own)
+    if refuses and policy.refusals.on_refused is None and any(map(_is_cors, layers(app))):
+        yield Finding(
+            "SG138",
+            "CORSMiddleware is inside this middleware, so browsers hide its refusals from scripts: they see a network "
+            "error in place of 429; add CORSMiddleware outside, which is after this middleware",
+        )
+    if policy.default_rule is not None and routes_of(routed_app) is None:
+        yield Finding(
+            "SG126",
+            "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
+            'client share one bucket; write rules, such as Rule("/login", "5/minute")',
+        )
+
+
+def _is_cors(layer: object) -> bool:
+    """Return whether an application is CORSMiddleware, or one that will put it around its routes."""
+    added = attribute_of(layer, "user_middleware", ())
+    return isinstance(layer, CORSMiddleware) or any(attribute_of(each, "cls") is CORSMiddleware for each in added)
