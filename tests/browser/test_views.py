@@ -13,11 +13,12 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Route, expect, sync_playwright
 
 from ..redis_servers import AT_REDIS, until
 from ..workers import PATIENCE_S, ROOT
@@ -232,6 +233,55 @@ def test_a_form_stays_open_and_its_error_beside_it_with_what_was_typed(site: Sit
     expect(page.get_by_label("Value", exact=True)).to_have_value("203.0.113.O")
 
 
+FORMS = {
+    "find": ("clients", [], "Find", {}),
+    "ban a client": ("clients?key=203.0.113.7", ["Ban…"], "Ban 203.0.113.7", {"duration": "soon"}),
+    "ban at once": ("", [], "Ban for 1 h", {"duration": "soon"}),
+    "unban": ("bans", ["Unban…"], "Unban 198.51.100.0/24", {"key": "198.51.100.7"}),
+    "change": ("configuration", ["Change…"], "Change login_60", {"duration": "soon"}),
+    "restore": ("configuration", ["Restore…"], "Restore reports", {"name": "nothing"}),
+    "switch off": ("configuration", ["Switch off…"], "Let every request pass", {"duration": "soon"}),
+}
+"""By form: its view, what opens it, its button, and what arrives in place of what was typed, so that it is refused."""
+
+
+def sent_with(changed: dict[str, str]) -> Callable[[Route], None]:
+    """Return what changes the fields of a form on its way."""
+
+    def send(route: Route) -> None:
+        form = dict(parse_qsl(route.request.post_data or "", keep_blank_values=True))
+        route.continue_(post_data=urlencode(form | changed) if form else None)
+
+    return send
+
+
+def test_the_error_of_each_form_stays_until_something_is_typed(opened: OpenPage) -> None:
+    with served() as (site,):
+        site.flood(CLIENT, AMOUNT + 30)
+        put(site, "bans", key="198.51.100.0/24")
+        put(site, "limits", name="reports", limit="300/10m")
+        for name, (view, openers, button, changed) in FORMS.items():
+            page = opened(site, TOKEN, view, expected="status of 4")
+            page.route(re.compile("/slidegate/"), sent_with(changed))
+            for opener in openers:
+                page.get_by_text(opener, exact=True).first.click()
+            if name == "find":
+                page.get_by_label("Value", exact=True).fill("203.0.113.O")
+            page.get_by_role("button", name=button, exact=True).click()
+            alert = page.get_by_role("alert")
+            expect(alert, name).to_be_visible()
+            text = alert.inner_text()
+            for _ in range(2):
+                page.wait_for_event("response", lambda response: response.request.method == "GET")
+            page.wait_for_timeout(100)
+            expect(alert, name).to_have_text(text)
+            if name == "find":
+                expect(page.get_by_label("Value", exact=True)).to_have_value("203.0.113.O")
+            page.evaluate("document.querySelector('main, #main').dispatchEvent(new Event('input', { bubbles: true }))")
+            expect(alert, name).to_have_count(0)
+            page.context.close()
+
+
 def test_refresh_leaves_rows_fields_and_a_selection_alone(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN, "clients")
     page.evaluate(
@@ -274,12 +324,12 @@ def test_times_are_those_of_the_reader(site: Site, opened: OpenPage) -> None:
 
 
 def test_the_notice_of_a_change_leaves_the_address_at_once_and_then_the_page(site: Site, opened: OpenPage) -> None:
-    page = opened(site, TOKEN, "bans?x=y&done=unban")
+    page = opened(site, TOKEN, "configuration?name=reports&done=override")
     expect(page.get_by_text("The change is made")).to_be_visible()
     expect(page.locator("#state")).to_have_text("Live")
-    assert page.url.endswith("/bans?x=y")
+    assert page.url.endswith("/configuration?name=reports")
     expect(page.get_by_text("The change is made")).to_be_hidden()
-    page.goto(f"{site.dashboard}bans?done=anything")
+    page.goto(f"{site.dashboard}configuration?name=search&done=override")
     expect(page.locator("#state")).to_have_text("Live")
     assert "The change is made" not in page.content()
 

@@ -70,8 +70,13 @@ function localize(part) {
 addEventListener("DOMContentLoaded", () => {
   main = document.getElementById("main");
   state = document.getElementById("state");
-  // A form in which something was typed stays as it is.
-  main.addEventListener("input", (event) => event.target.form && (event.target.form.dataset.keep = ""));
+  // A form in which something was typed stays as it is, and so does one that was refused. Its error goes with the next
+  // input.
+  for (const error of main.querySelectorAll("form .wrong")) error.closest("form").dataset.keep = "";
+  main.addEventListener("input", ({ target }) => {
+    if (target.form) target.form.dataset.keep = "";
+    for (const error of document.querySelectorAll(".wrong, .banner[role=alert]")) error.remove();
+  });
   addEventListener("click", ({ target }) => {
     if (target.closest(".pop")) return;
     for (const form of main.querySelectorAll(".pop[open]")) form.open = false;
@@ -86,5 +91,5 @@ addEventListener("DOMContentLoaded", () => {
     history.replaceState(null, "", address);
     setTimeout(() => made.remove(), NOTICE_MS);
   }
-  poll();
+  setTimeout(poll, EVERY_MS);
 });
