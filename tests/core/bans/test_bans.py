@@ -30,6 +30,21 @@ def test_every_ladder_ends_and_never_goes_down(factor: float, duration: str, lon
     assert ladder_us[-1] == (policy.duration_us if factor == 1 else policy.longest_us)
 
 
+@given(st.sampled_from([1, 3, 64, 65, 100]), st.sampled_from(["1s", "7s", "1m"]), st.lists(st.integers(0, 10**7)))
+def test_a_window_of_strikes_is_empty_when_it_says_so_and_not_earlier(amount: int, span: str, waits: list[int]) -> None:
+    (limit,) = BanPolicy(f"{amount}/{span}").strikes.limits
+    counter, now_us, window = limit.counter_by(lambda: 0), NOW_US, b""
+    for wait_us in (0, *waits):
+        now_us += wait_us
+        window, _ = counter.charge(window, now_us, 1)
+    ends_us = limit.expires_us(window)
+    assert ends_us > now_us
+    assert [counter.state(counter.charge(window, us, 0)[0], us)[0] > 0 for us in (ends_us - 1, ends_us)] == [
+        True,
+        False,
+    ]
+
+
 def ban(key: str, until_us: int | None = 100, since_us: int = 0) -> Ban:
     return Ban(key, "why", "abuse", 0, since_us, until_us)
 

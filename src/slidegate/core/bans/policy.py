@@ -165,7 +165,9 @@ def _counting(after: Limit) -> Limit:
     """Return a limit that counts strikes: none of them longer than the window, but up to a slice less."""
     limit = Limit(after.amount, timedelta(microseconds=after.window_us), resolution=MAX_EXACT)
     amount, step_us, _ = limit.counter.terms
-    limit.counter.become((amount, step_us, after.window_us - step_us + 1))
+    span_us = after.window_us - step_us + 1
+    limit.counter.become((amount, step_us, span_us))
+    limit._fill(life_us=span_us)  # so that stores know when a window of strikes is empty
     return limit
 
 
