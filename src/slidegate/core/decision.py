@@ -6,11 +6,11 @@ when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
-from .bans.ban import Ban
+from .bans.ban import Ban, longest
 from .buckets import Check
 from .readings import LimitState, ceil_s, limits_read, state_of, tightness
 from .reservation import Reservation, reserved
@@ -276,6 +276,20 @@ class Decision:
     def violated(self) -> tuple[LimitState, ...]:
         """The limits that had no room."""
         return tuple(state for state in self.states if state.retry_after_us != 0)
+
+
+def refused_by_bans(bans: Iterable[Ban], now_us: int, checks: Sequence[Check] = ()) -> Decision | None:
+    """Return the refusal of a question by the ban that ends last; None if none of these bans is in force.
+
+    Args:
+        bans: Those of its keys, and of the networks that contain its addresses; some may be over.
+        now_us: The store's Unix time, in microseconds.
+        checks: The question.
+    """
+    ban = longest(bans, now_us)
+    if ban is None:
+        return None
+    return refused_by_ban(ban, now_us, checks)
 
 
 def refused_by_ban(ban: Ban, now_us: int, checks: Sequence[Check] = ()) -> Decision:

@@ -14,11 +14,11 @@ from typing import Final, Protocol, TypeVar
 from ..core.bans.ban import Ban, longest
 from ..core.bans.events import banned, bans_full, shadow_banned, strikes_dropped, unbanned
 from ..core.bans.policy import BanPolicy
-from ..core.bans.strikes import Level, next_ban
+from ..core.bans.strikes import Level, ban_by_hand, next_ban
 from ..core.buckets import Bucket
 from ..core.events import Event
 from ..core.logs import Throttle
-from ..core.store import COMMAND_DEADLINE_S, BanStore, Store
+from ..core.store import COMMAND_DEADLINE_S, BanStore
 from .shared import answer_of, in_steps, pause, run_unless_on_loop
 
 T = TypeVar("T")
@@ -136,10 +136,7 @@ class BanBook:
             ConfigurationError: Too many networks are banned.
         """
         self._rows.remove_expired(now_us, 2)
-        until_us = None
-        if length_us is not None:
-            until_us = now_us + length_us
-        ban = Ban(key, reason, by, 0, now_us, until_us)
+        ban = ban_by_hand(key, length_us, reason, by, now_us)
         self._rows.put_ban(ban)
         # A ban by hand replaces that of the clients which are counted by its network, too.
         for other in self._rows.bans_of(key):
@@ -192,20 +189,22 @@ class BanBook:
 
 
 class BookBans(BanStore):
-    """Bans that are kept by a `BanBook`.
+    """Bans that are kept by a `BanBook`; a store derives from it, and implements `change`, `find` and `pages`.
 
     Attributes:
         load_step: How many bans of an import are stored in one step.
         load_pause_s: The pause after such a step.
     """
 
-    load_step: int
-    load_pause_s: float
-    _store: Store
+    load_step: int = 100
+    load_pause_s: float = 0.0
 
     @abstractmethod
     def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
-        """Call a function with the book and Unix time in one step, and emit the events of the book."""
+        """Call a function with a book and Unix time in one step, and emit the events of the book when that has ended.
+
+        A step is what no other change of bans comes between, of whichever process: a lock or a transaction.
+        """
 
     def command(
         self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S, *, needs_room: bool = True
@@ -216,21 +215,17 @@ class BookBans(BanStore):
     def strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, deadline_s: float = COMMAND_DEADLINE_S
     ) -> Ban | Awaitable[Ban | None] | None:
-        """Count strikes, and ban the key if its window is full; return the new ban, if any."""
         return self.change(lambda book, now_us: book.strike(policy, key, weight, reason, now_us), deadline_s)
 
     def ban(
         self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
     ) -> Ban | Awaitable[Ban]:
-        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
         return self.command(lambda book, now_us: book.ban(key, length_us, reason, by, now_us), deadline_s)
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
-        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
         return self.command(lambda book, now_us: book.unban(key, by, now_us), needs_room=False)
 
     def load(self, bans: Iterable[Ban]) -> int | Awaitable[int]:
-        self._store.expect_open()
         return run_unless_on_loop(self._load(bans))
 
     async def _load(self, bans: Iterable[Ban]) -> int:

@@ -27,6 +27,7 @@ from time import monotonic
 from typing import Any, Final, TypeAlias
 
 from ..core.buckets import Bucket
+from ..core.counters import apart, entry
 from ..core.decision import Decision
 from ..core.durations import parse_duration_us
 from ..core.errors import StoreError
@@ -99,11 +100,14 @@ class ChargedPermits:
 
 
 class HeldPermits:
-    """The permits that requests of a worker have, by the rows of keys and rules.
+    """The permits that requests of a worker have in a store that processes share, by the rows of keys and rules.
 
     They count until their charge is refunded or garbage-collected. They are renewed from each event loop that has taken
     one until none are left. A forked child has none of its parent's, and a name of its own. All methods but `count` are
     called by one thread at a time.
+
+    A store that reads a row for a question writes what `renewed` returns, counts by a `PermitCounter` of this worker,
+    and calls `hold` before others read the row. A refund of permits renews their row.
 
     Args:
         lease_us: How long a permit stays taken without a renewal, in microseconds.
@@ -143,8 +147,7 @@ class HeldPermits:
                 # A limit of permits is the only one of its bucket.
                 charge.permits = ChargedPermits(held_row, charge.units[0], self._returned)
                 self.note_renewal(row, decision.now_us)
-        if self._rows:
-            self._begin_renewing()
+        self.begin_renewing()
 
     def rows(self) -> list[Row]:
         """Return the rows of which the worker has permits, or had some when it wrote them last."""
@@ -172,6 +175,13 @@ class HeldPermits:
             self._rows.pop(row, None)
         return units
 
+    def renewed(self, row: Row, stored: bytes, now_us: int) -> bytes:
+        """Return the bytes of a row with the true count of this worker, for a full lease from now."""
+        others, _, _ = apart(stored, self.worker, now_us)
+        units = self.units_to_write(row)
+        self.note_renewal(row, now_us)
+        return others + entry(self.worker, now_us + self.lease_us, units)
+
     def note_renewal(self, row: Row, now_us: int) -> None:
         """Note that a row is renewed at a time of the store."""
         held_row = self._rows.get(row)
@@ -184,8 +194,13 @@ class HeldPermits:
         units_held = sum([row.units for row in list(self._rows.values())])
         return units_held - sum([units for _, units in self._returned.copy()])
 
-    def _begin_renewing(self) -> None:
-        """Renew them from the event loop of this thread, of asyncio or trio, unless that is done already."""
+    def begin_renewing(self) -> None:
+        """Renew them, as long as there are any, from the event loop of this thread, of asyncio or trio, if it has one.
+
+        `hold` calls this; a store that calls `hold` in a thread of its own calls this on the event loop afterwards.
+        """
+        if not self._rows:
+            return
         loop: Any = running_loop()
         trio: Any = sys.modules.get("trio")
         if loop is not None and loop not in self._tasks:

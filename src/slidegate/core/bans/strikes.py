@@ -50,6 +50,14 @@ def read_level(stored: bytes) -> Level:
     return level
 
 
+def ban_by_hand(key: str, length_us: int | None, reason: str, by: str, now_us: int) -> Ban:
+    """Return a ban that an operator makes; a length of None means for ever."""
+    until_us = None
+    if length_us is not None:
+        until_us = now_us + length_us
+    return Ban(key, reason, by, 0, now_us, until_us)
+
+
 def next_ban(policy: BanPolicy, key: str, reason: str, before: Level | None, now_us: int) -> tuple[Ban, Level]:
     """Return the ban of a key whose ring is full, and the level that it leaves.
 

@@ -232,13 +232,11 @@ class LmdbBans(BookBans):
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
         self._transactions = batcher.transactions
-        self._store = batcher.transactions.store
         self._last_count: int | None = None
 
     def find(
         self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S
     ) -> Ban | Awaitable[Ban | None] | None:
-        """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
         return self._batcher.run(Transaction.find_ban, subjects, needs_room=False, deadline_s=deadline_s)
 
     def count(self) -> int | None:

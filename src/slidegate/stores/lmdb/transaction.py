@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import lmdb
 
-from ...core.bans.ban import Ban, BanSubject, longest, read_ban
+from ...core.bans.ban import Ban, BanSubject, read_ban
 from ...core.buckets import Bucket, Check
 from ...core.decide import WindowRef, charge_all, decide, refund_all
-from ...core.decision import Decision, refused_by_ban
+from ...core.decision import Decision, refused_by_bans
 from ...core.errors import StoreUnavailable
 from ...core.events import Event
 from ...core.logs import Throttle
@@ -262,13 +262,7 @@ class Transaction:
                 if "/" not in subject:  # it is no network
                     continue
             bans += self.ban_rows.networks().of(subject)
-        if not bans:
-            return None  # most requests end here
-        now_us = self.rows.unix_us()
-        ban = longest(bans, now_us)
-        if ban is None:
-            return None
-        return refused_by_ban(ban, now_us, checks)
+        return refused_by_bans(bans, self.rows.unix_us(), checks)
 
     def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the longest ban in force that refuses one of `subjects`."""

@@ -28,8 +28,7 @@ import lmdb
 
 from ...core import ring
 from ...core.buckets import Bucket
-from ...core.concurrency import Concurrency
-from ...core.counters import Counter, PermitCounter, apart, ends_us, entry
+from ...core.counters import Counter, PermitCounter, apart, ends_us
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import KEPT_US
@@ -155,26 +154,22 @@ class WindowRows:
 
         What it charges counts at once, and no more if the transaction fails, because its decisions are gone then.
         """
-        assert isinstance(limit, Concurrency), "only concurrency limits have permits"
         for due in self._held.due_rows(self._now_us, RENEWED_AT_ONCE):  # where no event loop renews them
             self.renew(due)
-        _, _, written = self._permits(row)
+        _, _, written = apart(self._permits(row), self._held.worker, self._now_us)
         if written != self._held.units(row):
             self.renew(row)
         return PermitCounter(limit, self._held.worker, self._now_us + self._held.lease_us), self.permits
 
     def renew(self, row: bytes) -> None:
         """Write how many permits of a row this process has, for a full lease from now."""
-        until_us, units = self._now_us + self._held.lease_us, self._held.units_to_write(row)
-        others, _, _ = self._permits(row)
-        self.permits[row] = others + entry(self._held.worker, until_us, units)
-        self._held.note_renewal(row, self._now_us)
+        self.permits[row] = self._held.renewed(row, self._permits(row), self._now_us)
 
-    def _permits(self, row: bytes) -> tuple[bytes, int, int]:
-        """Return the entries of other processes, how many permits are taken, and how many this process has."""
+    def _permits(self, row: bytes) -> bytes:
+        """Return the permits of a key."""
         if row not in self.permits:
             self._load(PERMITS, self.permits, row, self._txn.get(row, b"", self._dbs.permits), NO_LIFE)
-        return apart(self.permits[row], self._held.worker, self._now_us)
+        return self.permits[row]
 
     def save(self) -> None:
         """Write the windows and permits that have changed."""
@@ -232,7 +227,7 @@ class WindowRows:
         if not stored and not self._takes_room():
             return None
         window, _ = counter.charge(stored[HEAD_BYTES:], self._now_us, weight)
-        self._txn.put(row, HEAD.pack(counter.terms[2]) + window, db=self._dbs.strikes)
+        self._txn.put(row, HEAD.pack(limit.life_us) + window, db=self._dbs.strikes)
         if not stored:
             self._rows.recheck_at(self._dbs.ends, self._now_us + limit.check_us, row, STRIKES)
         return counter.state(window, self._now_us)[0]

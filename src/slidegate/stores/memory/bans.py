@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final, TypeAlias, TypeVar
 
-from ...core.bans.ban import Ban, BanSubject, longest, network_place
+from ...core.bans.ban import Ban, BanSubject, network_place
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import Level
 from ...core.buckets import Check
-from ...core.decision import Decision, refused_by_ban
+from ...core.decision import Decision, refused_by_bans
 from ...core.logs import Throttle
 from ...core.store import COMMAND_DEADLINE_S, Clock, Store
 from ..ban_book import LOG_EVERY_US, BanBook, BookBans, StrikeWindows
@@ -27,7 +27,7 @@ SWEEP_STEP: Final = 64
 TRIM_STEP: Final = 8
 """How many ends are looked at with each new one, when most are outdated."""
 PAGE: Final = 100
-"""How many bans are listed or imported in one step, which takes an event loop a millisecond or two."""
+"""How many bans are listed in one step, which takes an event loop a millisecond or two."""
 LEVEL_DICTS: Final = 16
 _End: TypeAlias = tuple[int, str, str]
 _BAN: Final = ""
@@ -192,9 +192,6 @@ class MemoryBans(BookBans):
         rows: The bans and levels; other objects only read them.
     """
 
-    load_step = PAGE
-    load_pause_s = 0.0
-
     def __init__(
         self,
         store: Store,
@@ -235,14 +232,9 @@ class MemoryBans(BookBans):
                 matches.append(Ban(*row))
         if not matches:
             return None  # most requests end here, and take no lock
-        now_us = self.rows.unix_us()
-        ban = longest(matches, now_us)
-        if ban is None:
-            return None
-        return refused_by_ban(ban, now_us, checks)
+        return refused_by_bans(matches, self.rows.unix_us(), checks)
 
     def find(self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S) -> Ban | None:
-        """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
         self._store.expect_open()
         refusal = self.decide((), subjects)
         if refusal is None:

@@ -19,7 +19,7 @@ from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
 from ...core.bans.networks import MAX_NETWORKS, too_many_networks
 from ...core.bans.policy import BanPolicy
-from ...core.bans.strikes import Level, next_ban
+from ...core.bans.strikes import Level, ban_by_hand, next_ban
 from ...core.events import Event
 from ...core.logs import Throttle
 from ...core.store import COMMAND_DEADLINE_S, BanStore
@@ -64,7 +64,6 @@ class RedisBans(BanStore):
     # -- commands of users ------------------------------------------------------------------------------------------
 
     async def find(self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S) -> Ban | None:
-        """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
         keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
         _, of_keys = await asyncio.gather(self._batcher().poll(), self._of_keys(keys))  # in one call
         return longest([*of_keys, *self._polled.of_networks(subjects)])
@@ -122,17 +121,12 @@ class RedisBans(BanStore):
         self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
     ) -> Ban:
         """Ban a key manually, permanently if `length_us` is None; replaces a ban of the key."""
-        now_us = await self._batcher().server_us()
-        until_us = None
-        if length_us is not None:
-            until_us = now_us + length_us
-        ban = Ban(key, reason, by, 0, now_us, until_us)
+        ban = ban_by_hand(key, length_us, reason, by, await self._batcher().server_us())
         await self._put([ban], replaces=True)
         self._tell(banned(ban))
         return ban
 
     async def unban(self, key: str, by: str) -> bool:
-        """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""
         names = *self._polled.names, *self._packing.names_of(key)
 
         def read(answer: Any, now_us: int) -> tuple[Ban | None, bool, bool]:
