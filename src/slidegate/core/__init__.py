@@ -8,15 +8,20 @@ from __future__ import annotations
 from . import decision as _decision
 from .addresses import parse_address
 from .bans.ban import Ban, BanSubject
+from .bans.events import banned, bans_full, shadow_banned, strikes_dropped, unbanned
+from .bans.networks import BannedNetworks
+from .bans.strikes import Level, ban_by_hand, next_ban
 from .buckets import Bucket, Check
 from .concurrency import Concurrency
+from .counters import PermitCounter
 from .decide import WindowRef, charge_all, decide, refund_all
-from .decision import Decision, Reason
+from .decision import Decision, Reason, refused_by_bans
 from .durations import parse_duration_us
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
 from .events import Event, EventListener, Observers
 from .limit_texts import parse_limits
 from .limits import AnyLimit, Limit
+from .logs import Throttle
 from .networks import Networks
 from .quotas import Quota
 from .readings import LimitState
@@ -47,6 +52,7 @@ __all__ = [
     "Ban",
     "BanStore",
     "BanSubject",
+    "BannedNetworks",
     "Bucket",
     "Check",
     "Clock",
@@ -58,11 +64,13 @@ __all__ = [
     "Event",
     "EventListener",
     "InvalidKey",
+    "Level",
     "Limit",
     "LimitState",
     "NamesKeys",
     "Networks",
     "Observers",
+    "PermitCounter",
     "Quota",
     "Reason",
     "ReportsLateAnswers",
@@ -74,13 +82,22 @@ __all__ = [
     "Store",
     "StoreTimeout",
     "StoreUnavailable",
+    "Throttle",
     "WindowRef",
     "WindowState",
+    "ban_by_hand",
+    "banned",
+    "bans_full",
     "charge_all",
     "compiled",
     "decide",
+    "next_ban",
     "parse_address",
     "parse_duration_us",
     "parse_limits",
     "refund_all",
+    "refused_by_bans",
+    "shadow_banned",
+    "strikes_dropped",
+    "unbanned",
 ]

@@ -200,6 +200,8 @@ class Store:
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the decision.
 
+        Keys are any texts that UTF-8 can express, also with NULs.
+
         A ban of a key in `checks`, or of one of `subjects`, refuses the question; nothing is charged then.
 
         Args:
@@ -301,7 +303,10 @@ class NamesKeys(Protocol):
 
 @runtime_checkable
 class CountsPermits(Protocol):
-    """A store that supports concurrency limits: it records which workers have permits, and until when."""
+    """A store that supports concurrency limits: it records which workers have permits, and until when.
+
+    `slidegate.stores.HeldPermits` is what a worker of a shared store has to remember, and when it renews which.
+    """
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits the requests of this process hold now, over all keys."""
