@@ -162,23 +162,19 @@ class LmdbStore(Store):
     def hit(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Decision | Awaitable[Decision]:
-        """Charge every check or none, atomically, and return the decision."""
         return self._batcher.run(Transaction.hit, checks, subjects, deadline_s=deadline_s)
 
     def peek(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Decision | Awaitable[Decision]:
-        """Return what `hit` would answer now, without changing anything."""
         return self._batcher.run(Transaction.peek, checks, subjects, needs_room=False, deadline_s=deadline_s)
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Decision | Awaitable[Decision]:
-        """Charge every cost atomically, even beyond the limits, and return the decision."""
         return self._batcher.run(Transaction.charge, checks, deadline_s=deadline_s)
 
     def refund(
         self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S
     ) -> bool | Awaitable[bool]:
-        """Refund charges; return False if all of them have expired or were refunded before."""
         if not reservations:
             return False
         return self._batcher.run(Transaction.refund, reservations, needs_room=False, deadline_s=deadline_s)
@@ -200,11 +196,9 @@ class LmdbStore(Store):
         return self._batcher.command(lambda transaction: transaction.windows.reset_all(), needs_room=False)
 
     def inspect(self, checks: Sequence[Check]) -> Snapshot | Awaitable[Snapshot]:
-        """Return the windows of some checks."""
         return self._batcher.run(Transaction.inspect, checks, needs_room=False)
 
     def permits_held(self) -> int:
-        """Return how many permits of concurrency limits requests of this process hold."""
         return self._permits.count()
 
     def renew_permits(self) -> Awaitable[None] | None:

@@ -200,7 +200,6 @@ class MemoryStore(Store):
     def peek(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Decision:
-        """Return what `hit` would answer now, without changing anything."""
         self.expect_open()
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
@@ -216,14 +215,12 @@ class MemoryStore(Store):
         return decision
 
     def inspect(self, checks: Sequence[Check]) -> Snapshot:
-        """Return the windows of some checks, without changing anything."""
         self.expect_open()
         with self._lock_of(checks):
             windows = [windows[name] for _, _, windows, name, _ in self._existing_refs(checks)]
             return Snapshot(self.time_us(), self.unix_us(), windows)
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Decision:
-        """Charge every cost atomically, even beyond the limits, and return the decision."""
         self.expect_open()
         with self._lock_of(checks):
             now_us = self._now_us()
@@ -232,7 +229,6 @@ class MemoryStore(Store):
         return decision
 
     def refund(self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S) -> bool:
-        """Refund charges; return False if none of them is left."""
         self.expect_open()
         checks = [reservation.check for reservation in reservations]
         with self._lock_of(checks):
@@ -302,7 +298,6 @@ class MemoryStore(Store):
         return False
 
     def permits_held(self) -> int:
-        """Return how many permits of concurrency limits requests hold now, over all keys."""
         permits = 0
         for table in self._every_table():
             if table.holds_permits:

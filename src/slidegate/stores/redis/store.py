@@ -199,7 +199,6 @@ class RedisStore(Store):
     def hit(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Decision | Awaitable[Decision]:
-        """Charge every check or none, atomically, and return the complete decision."""
         question = self._question(checks, subjects)
         if question.may_lease:
             decision = self.parts.leases.spend(question)
@@ -225,11 +224,9 @@ class RedisStore(Store):
     def peek(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Awaitable[Decision]:
-        """Return what `hit` would return now. Changes nothing."""
         return peek(self.batcher(), Question(checks, subjects))
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[Decision]:
-        """Record every cost atomically, whatever the limits, and return what is left."""
         return charge(self.batcher(), Question(checks, ()))
 
     def refund(
@@ -279,7 +276,6 @@ class RedisStore(Store):
         return has_forgotten
 
     def inspect(self, checks: Sequence[Check]) -> Awaitable[Snapshot]:
-        """Return the windows of some checks. Changes nothing."""
         batcher = self.batcher()
         pack = partial(self.parts.packing.question, INSPECT, checks, (), batcher.permits)
 
@@ -289,7 +285,6 @@ class RedisStore(Store):
         return batcher.request(pack, read, has_permits=concern_permits(checks))
 
     def permits_held(self) -> int:
-        """Return the number of concurrency permits that requests of this process hold."""
         return sum([batcher.permits.count() for batcher in list(self._batchers.values())])
 
     def renew_permits(self) -> Awaitable[None]:
