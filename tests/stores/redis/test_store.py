@@ -34,6 +34,7 @@ from ...fault_proxy import FaultProxy
 from ...hurry import race
 from ...redis_servers import HOST, RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...remote_stores import hit_all
+from ...turns import interrupted
 from ...virtual_time import turns
 from .stores import PLENTY_S, Ahead, all_connected, eventually, fresh_prefix, hit, store_at, store_of, workers_at
 
@@ -674,6 +675,23 @@ def test_an_event_loop_that_ends_with_a_request_in_the_queue_ends_quietly(server
     left = list[asyncio.Future[Decision]]()
     asyncio.run(main())
     assert failed == []
+
+
+def test_no_change_is_forgotten_while_another_thread_notes_one_of_everything() -> None:
+    noted = list[tuple[Changes, int]]()
+
+    def begin() -> tuple[Callable[[], None], Callable[[], None]]:
+        changes = Changes()
+
+        def ban() -> None:
+            noted.append((changes, monotonic_ns()))
+            changes.note(["ann"])
+
+        return changes.note, ban
+
+    for point in interrupted(begin, ["redis/changes.py"]):
+        changes, asked_ns = noted.pop()
+        assert changes.since(asked_ns, ["ann"]), point
 
 
 def test_refusals_of_threads_are_known_unless_one_of_them_resets_all_keys() -> None:

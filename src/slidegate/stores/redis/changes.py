@@ -38,7 +38,8 @@ class Moments:
         self.last_ns = now_ns = monotonic_ns()
         if names is None or len(self._by_name) > MEMO_SIZE:
             self._all_ns = now_ns
-            self._by_name.clear()
+            self._by_name = {}
+            self._all_ns = monotonic_ns()  # again: what another thread noted meanwhile is in the old dict
         for name in names or ():
             self._by_name[name] = now_ns
 
