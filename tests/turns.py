@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
-from threading import Semaphore, get_ident
+from threading import RLock, Semaphore, get_ident
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -30,6 +30,7 @@ class Turns:
     def __init__(self, choose: Choice, files: Sequence[str] = ()) -> None:
         self.choose, self.files = choose, tuple(files)
         self.running, self.waits = 0, dict[int, TurningLock | None]()
+        self.members = set[int]()
 
     def run(self, *work: Callable[[], object]) -> None:
         """Run some work, each in a thread of its own; the first one begins."""
@@ -45,9 +46,11 @@ class Turns:
 
     def _run(self, number: int, act: Callable[[], object]) -> None:
         before = sys.gettrace()
+        self.members.add(get_ident())
         self._wait(number)
         try:
-            sys.settrace(self._trace)
+            if self.files:
+                sys.settrace(self._trace)
             act()
         finally:
             sys.settrace(before)
@@ -63,7 +66,7 @@ class Turns:
         return self._trace
 
     def _ready(self) -> list[int]:
-        return [number for number, lock in self.waits.items() if lock is None or lock.owner is None]
+        return [number for number, lock in self.waits.items() if lock is None or not lock.owner]
 
     def _switch(self, number: int) -> None:
         self.running = number
@@ -84,32 +87,31 @@ class Turns:
 
 
 class TurningLock:
-    """A lock, for which a thread of a run waits as long as the schedule likes."""
+    """A lock, for which a thread of a run waits as long as the schedule likes; other threads wait for it as usual."""
 
     turns: Turns | None = None
 
     def __init__(self) -> None:
-        self.owner: int | None = None
-        self.depth = 0
+        self.lock, self.owner, self.depth = RLock(), 0, 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         me, turns = get_ident(), self.turns
-        if turns is not None and self.owner != me:
-            turns.point()
-        while self.owner not in (None, me):
-            if not blocking:
-                return False
-            assert turns is not None
-            turns.point(self)
-        self.owner, self.depth = me, self.depth + 1
-        return True
+        if turns is None or me not in turns.members:
+            is_acquired = self.lock.acquire(blocking, timeout)
+        else:
+            if self.owner != me:
+                turns.point()
+            while not (is_acquired := self.lock.acquire(blocking=False)) and blocking:
+                turns.point(self)
+        if is_acquired:
+            self.owner, self.depth = me, self.depth + 1
+        return is_acquired
 
     def release(self) -> None:
-        if self.owner != get_ident():
-            raise RuntimeError("this thread has not acquired it")
-        self.depth -= 1
-        if not self.depth:
-            self.owner = None
+        if self.owner == get_ident():  # else it raises, as any lock does
+            self.depth -= 1
+            self.owner = self.owner if self.depth else 0
+        self.lock.release()
 
     __enter__ = acquire
 

@@ -27,6 +27,7 @@ from ..core.open_reservations import OpenReservations
 from ..core.passwords import AnySecret
 from ..core.reservation import Reservation
 from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, NamesKeys, Store
+from ..stores.forks import ProcessLock
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
 from .aio import answer_of, finish, in_background, on_asyncio, to_the_end, within
@@ -80,6 +81,7 @@ class Engine:
         clock: The clock of durations: that of the system, or one that advances with that of a memory store.
         failover: Queries a store that can fail; None for a memory store.
         reservations: What requests of this process may still hand back.
+        refunding: Held by the thread that begins a refund: what was refunded twice would be units of other requests.
         blocks: The callers of limited blocks, by rule and limits.
         callers: The middlewares, functions and transports that use this limiter.
         rows: What the workers of the store keep for each other.
@@ -124,6 +126,7 @@ class Engine:
             store.name_keys(self.keys.names_key)
         self.queues = Queues()
         self.reservations = OpenReservations()
+        self.refunding = ProcessLock()
         self.callers = Callers()
         self.blocks: dict[object, BucketCaller] = {}
         self.rows = Rows(self.command, store.shared_rows, self.unix_us)

@@ -202,7 +202,9 @@ class Limiter(Commands):
         Returns:
             False, with nothing changed, for a refused decision, a second call, or a charge that has expired.
         """
-        return await self.engine.refund(decision.begin_refund(permits=False))
+        with self.engine.refunding:
+            charges = decision.begin_refund(permits=False)
+        return await self.engine.refund(charges)
 
     async def reset(self, key: AnyKey, *, rule: str | None = None) -> bool:
         """Forget the windows of `key`. Returns False if there were none.

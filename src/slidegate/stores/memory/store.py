@@ -239,10 +239,10 @@ class MemoryStore(Store):
 
         They are in the window of the key, as for any charge.
         """
-        if not decision.is_whole:
-            return False
         refs: list[WindowRef] = []
         with self._lock_of(decision.checks):
+            if not decision.is_whole:
+                return False
             for bucket, key, cost in decision.checks:
                 places = self._places.get(bucket) or self._places_of(bucket)
                 for counter, windows, is_charged, _ in places[self._shard_of(key)]:
