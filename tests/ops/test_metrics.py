@@ -235,7 +235,7 @@ async def test_instruments_have_labels_units_and_bounds_of_the_page_and_times_ca
     await site.visit(times=20)
     labels = {name: set(dict(has)) for name, has in await exporters.samples()}
     assert labels == {metric.name: metric.labels for metric in documented()}
-    assert set().union(*labels.values()) == {"route", "rule", "outcome", "store", "reason"}  # chosen by us
+    assert set().union(*labels.values()) == {"route", "rule", "outcome", "store", "reason", "status"}  # chosen by us
     instruments = exporters.instruments()
     for metric in documented():
         instrument = instruments[metric.name]
@@ -276,7 +276,7 @@ def test_outcomes_of_threads_are_noted_in_bounds_and_counted_once() -> None:
         assert len(metrics._pending) < PART + 4
 
     at_once(work, threads=4)
-    labels = {"route": "GET /", "store": "memory"}
+    labels = {"route": "GET /", "status": "2xx", "store": "memory"}
     assert metrics.registry.get_sample_value("slidegate_request_duration_seconds_count", labels) == 1_200
     metrics.close()
 

@@ -35,6 +35,7 @@ from slidegate.events import Event, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import recent_events, tally
 from slidegate.ops import statistics as module
+from slidegate.ops.metrics import status_name
 from slidegate.ops.slices import MAX_CLIENTS, STEPS, decoded, encoded
 from slidegate.ops.statistics import EVERY_S, LoggedEvent, Ranking, Statistics, Traffic
 from slidegate.ops.stats_rows import ALIVE_S, WORKERS
@@ -91,7 +92,7 @@ def reported(outcome: Outcome) -> Outcome | Passed:
     """Return an outcome as a middleware reports it to an observer that takes `Passed`."""
     if outcome.failed or outcome.refusal is not None or outcome.shadow_rules or len(outcome.decisions) > 1:
         return outcome
-    return outcome.client, outcome.decisions[0].checks, outcome.route, outcome.duration_us
+    return outcome.client, outcome.decisions[0].checks, outcome.route, outcome.duration_us, outcome.status
 
 
 PASSED, REFUSED = passed("api"), refused("api")
@@ -102,7 +103,7 @@ OUTCOMES = {
     "blocked": refused("api", "all", client="192.0.2.2", reason=Reason.BLOCKED),
     "unavailable": refused("api", key="user:bob", reason=Reason.UNAVAILABLE, status=503),
     "exceptions": passed("api", "all", key="user:ann", failed=True, status=500, route="GET /b"),
-    "shadow_refused": passed("api", client="192.0.2.1", shadow_rules=("trial",)),
+    "shadow_refused": passed("api", client="192.0.2.1", shadow_rules=("trial",), observing_rules=("trial",)),
 }
 
 
@@ -282,6 +283,8 @@ async def check_sums(fleet: Fleet, window: str) -> None:
     assert (found.step_us, found.start_us) == (step_us, (now_us // step_us - len(steps) + 1) * step_us)
     total = counts(found.total)
     assert total == sum(steps, Counter())
+    statuses = [status_name(OUTCOMES[name].status) for at_us, name in fleet.written if at_us >= found.start_us]
+    assert found.total.statuses == Counter(statuses)
     assert found.total.times.count == sum(one.passed for one in found.routes.values()) == total["passed"]
     for name, one in found.rules.items():
         assert counts((await second.read(window, rule=name)).total) == counts(one)

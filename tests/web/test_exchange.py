@@ -373,7 +373,7 @@ async def ends(words: list[str]) -> str:
     except (Exception, CancelledError) as raised:
         error = raised
     (outcome,), (decision, *more) = listener.outcomes, listener.outcomes[0].decisions
-    passed = outcome.client, decision.checks, outcome.route, outcome.duration_us
+    passed = outcome.client, decision.checks, outcome.route, outcome.duration_us, outcome.status
     is_ordinary = end_of(outcome) == "success" and error is None and not more
     assert brief.outcomes in ([[passed]] if is_ordinary else [[outcome], [passed]])
     return " ".join([*reported, f"end {store.permits_held()}"])

@@ -43,8 +43,8 @@ LEVELS: Final = {kind: level for level, kinds in _KINDS_BY_LEVEL.items() for kin
 KINDS: Final = tuple(LEVELS)
 """All kinds of events; docs/reference/errors.md describes when each is emitted, and its details."""
 
-Passed: TypeAlias = tuple[str, Sequence[Check], str, int]
-"""The client, checks, route and microseconds of an ordinary request."""
+Passed: TypeAlias = tuple[str, Sequence[Check], str, int, Any]
+"""The client, checks, route, microseconds and status of an ordinary request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +62,7 @@ class Outcome:
         failed: Whether it was admitted, and the application raised an exception.
         began_us: When it arrived, in microseconds of Unix time.
         duration_us: The time until the last byte of its response was sent, in microseconds.
+        observing_rules: The names of the shadow rules that have counted it, those of `shadow_rules` among them.
     """
 
     client: str
@@ -73,6 +74,7 @@ class Outcome:
     failed: bool
     began_us: int
     duration_us: int
+    observing_rules: tuple[str, ...] = ()
 
     @property
     def allowed(self) -> bool:

@@ -67,9 +67,14 @@ REFUSALS: Final = Metric(
 BANS: Final = Metric("slidegate.bans", "{ban}", (), "Bans that this process has made.")
 FAILURES: Final = Metric("slidegate.store.failures", "{question}", (), "Store calls that failed or timed out.")
 DURATION: Final = Metric(
-    "slidegate.request.duration", "s", ("route",), "The time to the last byte of the response, for admitted requests."
+    "slidegate.request.duration",
+    "s",
+    ("route", "status"),
+    "The time to the last byte of the response, for admitted requests.",
 )
 COUNTERS: Final = (RULE_REQUESTS, REFUSALS, BANS, FAILURES)
+_BY_THEMSELVES: Final = (401, 403, 404, 429)
+"""The statuses that tell of guesses, scans and limits."""
 
 
 def _permits_held(limiter: Limiter) -> int | None:
@@ -104,6 +109,13 @@ GAUGES: Final = (
 def rules_of(buckets: Iterable[Bucket]) -> tuple[str, ...]:
     """Return the names of the rules of some buckets, each once, as `Outcome.rules` does."""
     return tuple(dict.fromkeys(bucket.label for bucket in buckets))
+
+
+def status_name(status: object) -> str:
+    """Return under which name an answer counts: ``401``, ``4xx`` for others, ``0xx`` if there was none."""
+    if status in _BY_THEMSELVES:
+        return str(status)
+    return f"{str(status)[0]}xx"
 
 
 class LimiterMetrics(Observer):
@@ -153,13 +165,13 @@ class LimiterMetrics(Observer):
             if isinstance(request, Outcome):
                 self._count_outcome(request)
                 continue
-            _, checks, route, time_us = request
-            kind: tuple[Any, ...] = (route,)
+            _, checks, route, time_us, status = request
+            kind: tuple[Any, ...] = (route, status)
             for bucket, _, _ in checks:
                 kind += (bucket,)
             times_us[kind].append(time_us)
-        for (route, *buckets), times in times_us.items():
-            self._count_admitted(rules_of(buckets), route, times)
+        for (route, status, *buckets), times in times_us.items():
+            self._count_admitted(rules_of(buckets), route, status, times)
 
     def _count_failures(self) -> None:
         """Count the failures of the store since the last call."""
@@ -168,11 +180,11 @@ class LimiterMetrics(Observer):
                 before, self._failures = self._failures, self._limiter.failures
                 self._adder(FAILURES)(self._failures - before)
 
-    def _count_admitted(self, rules: Iterable[str], route: str, times_us: Sequence[int]) -> None:
-        """Count admitted requests that have the same rules and route."""
+    def _count_admitted(self, rules: Iterable[str], route: str, status: int, times_us: Sequence[int]) -> None:
+        """Count admitted requests that have the same rules, route and status."""
         for rule in rules:
             self._adder(RULE_REQUESTS, _bounded(self._rules, rule), "passed")(len(times_us))
-        record = self._adder(DURATION, _bounded(self._routes, route))
+        record = self._adder(DURATION, _bounded(self._routes, route), status_name(status))
         for time_us in times_us:
             record(time_us / 1_000_000)
 
@@ -180,7 +192,7 @@ class LimiterMetrics(Observer):
         for rule in outcome.shadow_rules:
             self._adder(RULE_REQUESTS, _bounded(self._rules, rule), "shadow_refused")(1)
         if outcome.refusal is None:
-            self._count_admitted(outcome.rules, outcome.route, [outcome.duration_us])
+            self._count_admitted(outcome.rules, outcome.route, outcome.status, [outcome.duration_us])
             return
         self._adder(REFUSALS, outcome.reason)(1)
         result = "refused"

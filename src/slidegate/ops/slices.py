@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from operator import attrgetter
@@ -76,14 +77,14 @@ class Series(dict[SeriesName, Traffic]):
             times = traffic.times
             line = {"rules": rules, "route": route, "sum_us": times.sum_us, "min_us": times.min_us}
             line["buckets"] = list(times.buckets.items())
-            lines.append(line | _line_of(traffic, COUNTS))
+            lines.append(line | _line_of(traffic, (*COUNTS, "statuses")))
         return encoded(lines)
 
     @staticmethod
     def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Traffic]]:
         """Yield what is in the row of a slice."""
         for line in decoded(row):
-            traffic = Traffic(**_readable(line, COUNTS))
+            traffic = Traffic(**_readable(line, COUNTS), statuses=Counter(line.get("statuses", {})))
             traffic.times = ResponseTimes(line["sum_us"], line["min_us"], dict(line["buckets"]))
             yield (tuple(line["rules"]), line["route"]), traffic
 

@@ -17,7 +17,7 @@ from ..core.addresses import network_of
 from ..core.memo import remember
 from ..events import Outcome, Passed
 from .kinds import named_kind
-from .metrics import OTHER, rules_of
+from .metrics import OTHER, rules_of, status_name
 from .slices import Clients, Series
 from .traffic import SeriesName, Traffic, add_to
 
@@ -54,8 +54,8 @@ class Tally:
         self.series = Series()
         self.clients = Clients()
         self.keys = Clients()
-        # The name and the traffic of admitted requests, by their route and the buckets that counted them.
-        self._by_kind: dict[tuple[Any, ...], tuple[SeriesName, Traffic]] = {}
+        # The names and the traffic of admitted requests, by their route, status, and the buckets that counted them.
+        self._by_kind: dict[tuple[Any, ...], tuple[SeriesName, Traffic, str]] = {}
 
     def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
@@ -72,8 +72,8 @@ class Tally:
         return refused
 
     def _count_admitted(self, request: Passed) -> None:
-        client, checks, route, time_us = request
-        kind: tuple[Any, ...] = (route,)
+        client, checks, route, time_us, status = request
+        kind: tuple[Any, ...] = (route, status)
         has_keys = False
         for bucket, key, _ in checks:
             kind += (bucket,)
@@ -81,10 +81,11 @@ class Tally:
                 has_keys = True
         entry = self._by_kind.get(kind)
         if entry is None:
-            name = rules_of(kind[1:]), route
-            entry = remember(self._by_kind, kind, (name, self._traffic(*name)))
-        name, traffic = entry
+            name = rules_of(kind[2:]), route
+            entry = remember(self._by_kind, kind, (name, self._traffic(*name), status_name(status)))
+        name, traffic, answered = entry
         traffic.passed += 1
+        traffic.statuses[answered] += 1
         traffic.times.count_one(time_us)
         self.clients[client].count_admitted(request, name)
         if has_keys:
@@ -104,11 +105,14 @@ class Tally:
         traffic = self._traffic(outcome.rules, route)
         if outcome.refusal is not None:
             traffic.count_refusal(outcome.reason)
+            traffic.statuses[status_name(outcome.status)] += 1
             self._count_refused(outcome, outcome.refusal, checks)
         else:
             if outcome.failed:
                 traffic.exceptions += 1
-            self._count_admitted((outcome.client, checks, route, outcome.duration_us))
+            self._count_admitted((outcome.client, checks, route, outcome.duration_us, outcome.status))
+        for rule in outcome.observing_rules:
+            self._traffic((rule,), "").shadow_counted += 1
         for rule in outcome.shadow_rules:
             self._traffic((rule,), "").shadow_refused += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias, TypeVar
@@ -68,13 +69,18 @@ class Traffic(RequestCounts):
     """The counts of the requests of one rule, route or step.
 
     Attributes:
-        shadow_refused: Requests that a shadow rule would have refused; counted for that rule and in total.
+        shadow_counted: Requests that a shadow rule has counted; counted for that rule and in total.
+        shadow_refused: Those of them that it would have refused.
         exceptions: Admitted requests that ended in an exception of the application.
+        statuses: The answers to all requests, by class: ``2xx``; 401, 403, 404 and 429 are by themselves, and not in
+            ``4xx``. ``0xx`` are the requests that ended without an answer.
         times: The durations of admitted requests until the last byte of the response.
     """
 
+    shadow_counted: int = 0
     shadow_refused: int = 0
     exceptions: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
     times: ResponseTimes = field(default_factory=ResponseTimes, repr=False)
 
     @property
@@ -95,12 +101,13 @@ class Traffic(RequestCounts):
     def add(self, other: Traffic) -> None:
         """Add the counts and durations of another group."""
         self.add_counts(other, COUNTS)
+        self.statuses.update(other.statuses)
         self.times.add(other.times)
 
 
 CLIENT_COUNTS: Final = ("passed", "refused", "banned", "blocked", "unavailable")
 """The names of the counts of a client."""
-COUNTS: Final = (*CLIENT_COUNTS, "shadow_refused", "exceptions")
+COUNTS: Final = (*CLIENT_COUNTS, "shadow_counted", "shadow_refused", "exceptions")
 """The names of the counts of a rule, a route or a step."""
 
 
@@ -219,8 +226,7 @@ class ClientTraffic(RequestCounts):
     def name_latest(self) -> None:
         """Note the limits of its latest admitted request. Only clients in rows need that."""
         if self.latest is not None:
-            _, checks, _, _ = self.latest
-            self._note_amounts(checks)
+            self._note_amounts(self.latest[1])
             self.latest = None
 
     def _note_amounts(self, checks: Iterable[Check]) -> None:

@@ -173,19 +173,17 @@ class Counting:
                     request = request_in(scope)
                 charges = await self._charges_of(bound, visit, request)
                 checks = [*charges.checks]
-            for earlier, _ in visit.observed:
+            for earlier, _, _ in visit.observed:
                 checks = uncharged(earlier, checks)
             if not checks:
                 continue
             answer = self._engine.hit(checks, ())
             decision = answer if isinstance(answer, Decision) else await answer
-            label = ""
-            if not decision.allowed and decision.reason is not Reason.BANNED:
-                label = bound.rule.label
+            refuses = not decision.allowed and decision.reason is not Reason.BANNED
             for around in visit.visits():
-                around.observed = (*around.observed, (checks, label))
-            if label:
-                key = checks[0][1]
+                around.observed = (*around.observed, (checks, bound.rule.label, refuses))
+            if refuses:
+                label, key = bound.rule.label, checks[0][1]
                 message = f"rule {label!r} would have refused {key}"
                 self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
                 self._engine.observers.report_exceeded(decision, self._engine.monotonic_us())

@@ -167,7 +167,7 @@ class ReportOutcome(EndEffect):
             decision = own[0]
             if decision.allowed and decision.checks:
                 # Limits admit it in one decision: observers that need no `Outcome` get its parts, which costs less.
-                notify(observers.passed, (visit.client.key, decision.checks, route, duration_us))
+                notify(observers.passed, (visit.client.key, decision.checks, route, duration_us, visit.status))
                 if observers.outcomes:
                     _report(observers.outcomes, visit, error, route, duration_us)
                 return
@@ -213,7 +213,18 @@ def _report(receivers: Sequence[Any], visit: Visit, error: BaseException | None,
     began_us = visit.policy.engine.unix_us() - duration_us
     notify(
         receivers,
-        Outcome(visit.client.key, decisions, refusal, visit.shadow_rules, route, status, failed, began_us, duration_us),
+        Outcome(
+            visit.client.key,
+            decisions,
+            refusal,
+            visit.shadow_rules,
+            route,
+            status,
+            failed,
+            began_us,
+            duration_us,
+            visit.observing_rules,
+        ),
     )
 
 

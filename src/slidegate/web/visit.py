@@ -113,8 +113,8 @@ class Visit:
     """When its middleware got the request, by the monotonic clock, if that reports its outcome."""
     was_waiting = False
     """Whether a wait of the request, here or within, was cancelled."""
-    observed: tuple[tuple[Sequence[Check], str], ...] = ()
-    """What shadow rules have charged, here or within, each with its label if it would have refused the request."""
+    observed: tuple[tuple[Sequence[Check], str, bool], ...] = ()
+    """What shadow rules have charged, here or within, each with its label and whether it would refuse the request."""
 
     def __init__(self, policy: Any, scope: Scope, receive: Receive, send: Send, client: Client, plan: Plan) -> None:
         self.policy = policy
@@ -217,7 +217,12 @@ class Visit:
     @property
     def shadow_rules(self) -> tuple[str, ...]:
         """The labels of the shadow rules, here or within, that would have refused the request."""
-        return tuple([label for _, label in self.observed if label])
+        return tuple([label for _, label, refuses in self.observed if refuses])
+
+    @property
+    def observing_rules(self) -> tuple[str, ...]:
+        """The labels of the shadow rules, here or within, that have counted the request."""
+        return tuple([label for _, label, _ in self.observed])
 
     @property
     def may_be_struck(self) -> bool:

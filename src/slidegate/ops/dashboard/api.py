@@ -184,4 +184,4 @@ class Api:
 
 
 def _row_of_traffic(traffic: Traffic) -> dict[str, Any]:
-    return named(traffic, *COUNTS, "limited", "p50_us", "p95_us", "p99_us")
+    return named(traffic, *COUNTS, "limited", "statuses", "p50_us", "p95_us", "p99_us")

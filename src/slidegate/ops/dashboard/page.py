@@ -31,7 +31,16 @@ _OPERATIONS: Final = {
     "restore": ("DELETE", "limits"),
 }
 """The operation of each form that changes something, by the kind of action that it is in the history."""
-_FILTERS: Final = (texts.count, texts.digits, texts.ms, texts.span, texts.moment, texts.plain, texts.timed)
+_FILTERS: Final = (
+    texts.answers,
+    texts.count,
+    texts.digits,
+    texts.ms,
+    texts.span,
+    texts.moment,
+    texts.plain,
+    texts.timed,
+)
 _GLOBALS: Final[dict[str, Any]] = {
     "rate": texts.rate,
     "share": texts.share,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -20,6 +20,11 @@ _UTC: Final = re.compile("([0-9]{4}-[01][0-9]-[0-3][0-9])T([0-2][0-9]:[0-5][0-9]
 def count(value: float) -> str:
     """Return a whole number with separators."""
     return f"{value:,.0f}"
+
+
+def answers(statuses: Mapping[str, int]) -> str:
+    """Return how many answers each status has: ``2xx 3,120, 401 900``."""
+    return ", ".join(f"{name} {statuses[name]:,}" for name in sorted(statuses))
 
 
 def rate(number: float, seconds: float) -> str:
