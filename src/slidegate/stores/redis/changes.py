@@ -83,15 +83,13 @@ class KeptAnswer:
     Attributes:
         decision: The decision.
         sent_ns: When it was asked for (monotonic).
-        came_us: When it came, by the local clock of the store.
-        until_us: Until when it is used, by the same clock.
+        until_us: Until when it is used, by the local clock of the store.
         amounts: The amounts of its limits; an operator may change them.
         windows: The windows whose changes end it.
     """
 
     decision: Decision
     sent_ns: int
-    came_us: int
     until_us: int
     amounts: Sequence[int]
     windows: Sequence[Hashable]

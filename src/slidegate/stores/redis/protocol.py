@@ -364,12 +364,12 @@ class StoreTime:
         is_real: Whether the server's time is used.
         local_us: Returns the time of a local clock: the monotonic clock, or the test clock.
         unix_us: Returns Unix time, by the clock of this process.
+        ahead_us: How far the server's clock is ahead of the local one, at least, by its last answer.
     """
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
-        # How far the server's clock is ahead of the monotonic one, at least and at most.
-        self._ahead_us = 0
+        self.ahead_us = 0
         self._most_ahead_us = math.inf
         self.is_real = clock is None
         self.local_us: Clock = clock or real_monotonic_us
@@ -383,7 +383,7 @@ class StoreTime:
 
     def now_us(self) -> int:
         """Return the server's time, estimated from its last answer."""
-        return self.local_us() + self._ahead_us
+        return self.local_us() + self.ahead_us
 
     def sent_us(self, sent_ns: int) -> int:
         """Return a moment of the monotonic clock by the local one; a test's stands still until an answer comes."""
@@ -401,6 +401,6 @@ class StoreTime:
         if not self.is_real:
             return False
         least_us, most_us = now_us - real_monotonic_us(), now_us - sent_ns // 1_000
-        has_stepped = max(least_us, self._ahead_us - STEP_US) > min(most_us, self._most_ahead_us + STEP_US)
-        self._ahead_us, self._most_ahead_us = least_us, most_us
+        has_stepped = max(least_us, self.ahead_us - STEP_US) > min(most_us, self._most_ahead_us + STEP_US)
+        self.ahead_us, self._most_ahead_us = least_us, most_us
         return has_stepped

@@ -44,8 +44,7 @@ class Refusals:
         if not known.holds(question, now_us, self._changes):
             self.known.pop(question, None)  # a refusal by a ban, in front of what its checks have
             return None
-        decision = known.decision
-        by_server_us = decision.now_us + now_us - known.came_us
+        decision, by_server_us = known.decision, now_us + self._time.ahead_us
         if decision.ban is not None:
             return refused_by_ban(decision.ban, by_server_us, question.checks)
         return refused_later(decision.readings, decision.now_us, by_server_us, question.checks, decision.reason)
@@ -68,9 +67,8 @@ class Refusals:
             lasts_us = min(lasts_us, decision.retry_after_us)
         until_us = self._time.sent_us(sent_ns) + lasts_us
         self._last_until_us = max(self._last_until_us, until_us)
-        checks, came_us = question.checks, self._time.local_us()
-        known = KeptAnswer(copy(decision), sent_ns, came_us, until_us, amounts_of(checks), windows_of(checks))
-        remember(self.known, subject, known)
+        amounts, windows = amounts_of(question.checks), windows_of(question.checks)
+        remember(self.known, subject, KeptAnswer(copy(decision), sent_ns, until_us, amounts, windows))
 
     def end(self, question: Question) -> None:
         """End those that share windows with a question that was charged: they have other numbers now."""

@@ -102,7 +102,7 @@ class UnitLeases:
         is_cleared = question in lease.cleared and monotonic_ns() < self._changes.polled_until_ns
         if is_cleared and lease.holds(question, now_us, self._changes):
             lease.used += 1
-            return admitted_before(lease.decision, len(lease.units), lease.decision.now_us + now_us - lease.came_us)
+            return admitted_before(lease.decision, len(lease.units), now_us + self._time.ahead_us)
         lease.units.append(None)
         return None
 
@@ -153,16 +153,15 @@ class UnitLeases:
             return
         lease = self.by_checks.get(question.checks)
         if lease is None or not lease.holds(question, came_us, self._changes):
-            lease = UnitLease(decision, sent_ns, came_us, until_us, amounts_of(question.checks), ())
-            self._replace(lease, question, refund)
+            lease = UnitLease(decision, sent_ns, until_us, amounts_of(question.checks), ())
+            self._replace(lease, question, until_us - came_us, refund)
         lease.decision = decision  # of the same slices
-        lease.came_us = came_us
         lease.cleared.add(question)
         lease.is_asking = lease.is_asking and not left  # one without may answer another hit, which asked for none
         lease.used += used
         lease.units += [None] * left
 
-    def _replace(self, lease: UnitLease, question: Question, refund: Refund) -> None:
+    def _replace(self, lease: UnitLease, question: Question, lasts_us: int, refund: Refund) -> None:
         """Replace the last lease of a question by a new one, the rest of which is refunded when it has ended."""
         last = self.by_checks.get(question.checks)
         if last is not None:
@@ -170,8 +169,8 @@ class UnitLeases:
             self.refund_rest(last, refund)
         remember(self.by_checks, question.checks, lease)
         if self._time.is_real:  # those of all keys end with the same slices: refunds are spread over half as long
-            lasts_s = (lease.until_us - lease.came_us) / 1_000_000 * (1 + random() / 2)
-            asyncio.get_running_loop().call_later(lasts_s, self.refund_rest, lease, refund)
+            refunded_s = lasts_us / 1_000_000 * (1 + random() / 2)
+            asyncio.get_running_loop().call_later(refunded_s, self.refund_rest, lease, refund)
 
     def note_refusal(self, question: Question, *, is_banned: bool = False) -> None:
         """Note that Redis has refused a hit: what was asked ahead does not come, and no unit is for a banned client."""
