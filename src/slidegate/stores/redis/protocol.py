@@ -291,11 +291,6 @@ _SIGNS: Final[dict[Concerns, tuple[str, ...]]] = {
 a replica, cannot save, or lacks replicas.
 """
 _ARGUMENTS: Final = re.compile(", with args beginning with:.*", re.DOTALL)
-_UNKNOWN: Final = re.compile(r"unknown command .(EVAL|EVALSHA|SELECT)\b.*", re.DOTALL)
-"""The error of a sentinel, which knows none of these commands."""
-_OF_SENTINEL: Final = (
-    r"unknown command '\1'; if this is the address of a sentinel, write redis+sentinel://h1:26379,h2:26379/mymaster"
-)
 
 
 def refusal(text: str) -> StoreUnavailable:
@@ -303,7 +298,7 @@ def refusal(text: str) -> StoreUnavailable:
     for concern, signs in _SIGNS.items():
         if any(sign in text for sign in signs):
             return StoreUnavailable(f"redis: {text}", concerns=concern)
-    return StoreUnavailable(f"redis: {_UNKNOWN.sub(_OF_SENTINEL, text)}")
+    return StoreUnavailable(f"redis: {text}")
 
 
 def store_error(error: BaseException) -> StoreError:
