@@ -13,7 +13,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
@@ -81,24 +81,22 @@ class RedisBans(BanStore):
         if self._polled.of_networks((key,)):
             return None
 
-        def read(answer: Any, now_us: int) -> tuple[bytes, Ban, Level] | None:
-            """Return the stored level, the ban that is due, and the level after it; None if the window is not full."""
-            units, level = answer
-            if units < policy.after.amount:
-                return None
-            return level, *next_ban(policy, key, reason, _unpack_level(level), now_us)
-
         (limit,) = policy.strikes.limits
         packed = self._packing.pack_limit(policy.strikes, limit, key)
         args = b"strike", packed, digest_of(policy.name), int(policy.shadow), weight
-        due = await batcher.command(self._packing.names_of(key), *args, read=read)
-        if due is None:
+        units, level = await batcher.command(self._packing.names_of(key), *args)
+        if units < policy.after.amount:
             return None
-        return await self._ban_next(policy, *due)
+        return await self._ban_next(policy, key, reason, level)
 
-    async def _ban_next(self, policy: BanPolicy, before: bytes, ban: Ban, after: Level) -> Ban | None:
-        """Store a ban that is due; return None if another worker was faster, or there is no room."""
-        key, row = ban.key, b""
+    async def _ban_next(self, policy: BanPolicy, key: str, reason: str, before: bytes) -> Ban | None:
+        """Store a ban that is due; return None if another worker was faster, or there is no room.
+
+        Args:
+            before: The stored level.
+        """
+        ban, after = next_ban(policy, key, reason, _unpack_level(before), self._time.now_us())
+        row = b""
         if not policy.shadow:
             row = _pack_ban(ban)
         strikes = window_field(policy.strikes, policy.strikes.limits[0])
@@ -128,20 +126,15 @@ class RedisBans(BanStore):
 
     async def unban(self, key: str, by: str) -> bool:
         names = *self._polled.names, *self._packing.names_of(key)
-
-        def read(answer: Any, now_us: int) -> tuple[Ban | None, bool, bool]:
-            of_key, network, remembered = answer
-            bans = read_bans(row for row in (of_key, network) if row)
-            return longest(bans, now_us), bool(network), bool(remembered)
-
         args = b"unban", key.encode(), os.urandom(8)
-        ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)
+        of_key, of_network, remembered = await self._batcher().command(names, *args)
+        ban = longest(read_bans(row for row in (of_key, of_network) if row), self._time.now_us())
         self._changes.note()
-        if was_network:
+        if of_network:
             await self._batcher().poll()
         if ban is not None:
             self._tell(unbanned(ban, by))
-        return bool(ban or was_remembered)
+        return bool(ban or remembered)
 
     async def pages(self) -> AsyncIterator[list[Ban]]:
         await self._batcher().poll()

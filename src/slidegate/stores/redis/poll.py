@@ -103,11 +103,6 @@ class Polled:
         """
         count, life, policy, version, rows, naming = answer
         before = self.life
-        if life != before:
-            self._changes.note_loss()
-        # Unknown until the data is checked: after an error the next call polls first.
-        self.life = b""
-        self.due_ns = 0
         if not self._begins:
             self._check_data(life, naming)
         if policy:
@@ -116,9 +111,9 @@ class Polled:
             self._replace_networks(rows[1::2])
             self._version = version
             self._changes.note()
-        self.life = life  # not before the networks are known, by which requests are decided
-        lost = self.ban_count
-        self.ban_count = count
+        if life != before:
+            self._changes.note_loss()
+        lost, self.life, self.ban_count = self.ban_count, life, count
         if before not in (b"", life):
             message = f"Redis lost its data: counts restart from zero; {lost} known bans were lost"
             self._tell(Event("store_reset", message, {"bans": lost}))
@@ -128,7 +123,8 @@ class Polled:
         """Do nothing: the next call polls again."""
 
     def _check_data(self, life: bytes, naming: bytes) -> None:
-        """Check that there is data of workers, whose names of keys this store would make, too."""
+        """Check that there is data of workers, whose names of keys this store would make, too; else it is unknown."""
+        self.life, self.due_ns = b"", 0
         name = self.names[0].decode()
         if not life:
             raise StoreUnavailable(
