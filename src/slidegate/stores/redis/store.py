@@ -157,7 +157,7 @@ class RedisStore(Store):
         if self.closed:
             return
         batchers, running = self._batchers.copy(), running_loop()
-        if self.leases_units and running in batchers:
+        if self.parts.leases.by_checks and running in batchers:
             self.parts.leases.refund_all(self.batcher().refund_in_background)
             with suppress(StoreError, TimeoutError):  # else it counts until its slice leaves
                 await asyncio.wait_for(self.batcher().server_us(), CLOSING_S)
@@ -265,11 +265,9 @@ class RedisStore(Store):
         """
         cursor, has_forgotten = b"0", False
         while True:
-            scan = b"names", cursor, self.parts.packing.windows + b"*"
-            found = self.batcher().command((), *scan, read=lambda answer, now_us: (answer[0], [*answer[1]]))
-            cursor, names = await found
+            cursor, names = await self.batcher().command((), b"names", cursor, self.parts.packing.windows + b"*")
             async for some in in_steps(names, RESET_AT_ONCE):
-                has_forgotten |= await self.batcher().command(some, b"reset", read=lambda answer, now_us: answer > 0)
+                has_forgotten |= await self.batcher().command(some, b"reset") > 0
             if cursor == b"0":
                 break
         self.parts.changes.note_loss()
@@ -351,8 +349,7 @@ class RedisRows(SharedRows):
 
     def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None]:
         name = self._name_of(row.kind, row.number)
-        args = b"write_row", worker, row.value, row.kept_us
-        return self._batcher().command((name,), *args, read=lambda answer, now_us: None)
+        return self._batcher().command((name,), b"write_row", worker, row.value, row.kept_us)
 
     def read(
         self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
