@@ -92,7 +92,7 @@ def limits_of(guards: Sequence[Guard], route: MountedRoute, method: str) -> Iter
             limited = [bound in plan.limiting for plan in plans]
             if any(limited):
                 yield Limit(bound.rule, guard, is_partial=not all(limited))
-    for rule in rules_of_route(route.endpoint, route.dependant):
+    for rule in rules_of_route(route):
         if not rule.is_shadow and rule.may_match("http", method):
             yield Limit(rule, guards[-1], is_at_endpoint=True)
 

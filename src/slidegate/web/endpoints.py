@@ -33,7 +33,7 @@ from .keys import Key, path_parameters
 from .plan import Plan, RuleMatch, Traits
 from .policy import Finding, Policy
 from .refusals import Answer, Refusals, close_of, takes_answer
-from .routes import attribute_of
+from .routes import MountedRoute, attribute_of
 from .rule_set import EXEMPT_MARK
 from .rules import Limits, LimitsFunction, Rule, method_of
 from .visit import Visit, active_visit_of, visit_of
@@ -314,14 +314,14 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
 # -- what the routes of an application show of them --------------------------------------------------------------------
 
 
-def rules_of_route(endpoint: Any, dependant: Any) -> list[Rule]:
+def rules_of_route(route: MountedRoute) -> list[Rule]:
     """Return the limits of a route: those of FastAPI's dependencies, and those around its endpoint."""
     rules: list[Rule] = []
-    dependencies = [dependant]
+    dependencies = [route.dependant]
     for dependency in dependencies:  # in breadth, as the list grows by those of each
         dependencies += attribute_of(dependency, "dependencies", ())
         call = attribute_of(dependency, "call")
         if isinstance(call, RateLimit):
             rules.append(call.rule)
-    rules += getattr(endpoint, LIMITS_MARK, ())
+    rules += getattr(route.endpoint, LIMITS_MARK, ())
     return [*{id(rule): rule for rule in rules}.values()]  # each object once: two equal rules are two limits

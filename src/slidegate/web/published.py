@@ -84,9 +84,8 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
 
 def _may_be_leased(bucket: Bucket, policy: Policy) -> bool:
     """Return whether workers may have units of a bucket charged ahead, see `Limiter.from_url`."""
-    if not policy.limiter.store.leases_units or bucket.is_permit or bucket.count_denied:
-        return False
-    return not any(isinstance(limit, Limit) and limit.exact for limit in bucket.limits)
+    is_exact = any(isinstance(limit, Limit) and limit.exact for limit in bucket.limits)
+    return policy.limiter.store.leases_units and not (bucket.is_permit or bucket.count_denied or is_exact)
 
 
 def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:

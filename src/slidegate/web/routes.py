@@ -104,7 +104,7 @@ class MountedRoute:
     def __init__(self, route: Any, above: str) -> None:
         self._route = route
         self._above = above
-        self.endpoint = route.endpoint
+        self.endpoint = attribute_of(route, "endpoint")
 
     @cached_property
     def path(self) -> str:
@@ -226,34 +226,26 @@ def reach(app: object, scope: Scope) -> MountedRoute | None:
     Returns:
         The route; None if none matches, or if it cannot be determined.
     """
-    try:
-        copy = dict(scope)
+    above = ""
+    with suppress(Exception):  # the application will fail in the same way and report it
+        scope = dict(scope)
         for key, value in scope.items():
             if type(value) is dict:  # `matches` may write into it
-                copy[key] = dict(value)
-        return _reach(app, copy)
-    except Exception:
-        return None  # the application will fail in the same way and report it
-
-
-def _reach(app: object, scope: Scope) -> MountedRoute | None:
-    above = ""
-    for _ in range(DEPTH):
-        root = root_of(app)
-        if root:
-            scope["root_path"] = root
-        router = router_of(app)
-        if router is None:
-            if not above:
+                scope[key] = dict(value)
+        for _ in range(DEPTH):
+            root = root_of(app)
+            if root:
+                scope["root_path"] = root
+            router = router_of(app)
+            if router is None and above:
+                return _unknown(app, above)
+            route, child = _first(attribute_of(router, "routes", ()), scope)
+            if route is None:
                 return None
-            return _unknown(app, above)
-        route, child = _first(router.routes, scope)
-        if route is None:
-            return None
-        if not isinstance(route, (Mount, Host)):
-            return MountedRoute(route, above)
-        scope.update(child)
-        app, above = route.app, _below(route, above)
+            if not isinstance(route, (Mount, Host)):
+                return MountedRoute(route, above)
+            scope.update(child)
+            app, above = route.app, _below(route, above)
     return None
 
 

@@ -52,7 +52,7 @@ def all_rules(
         key: The key of rules that have none.
 
     Raises:
-        ConfigurationError: Both are given, or two rules would share a bucket.
+        ConfigurationError: Both are given.
     """
     if limits is not None and rules is not None:
         raise ConfigurationError(
@@ -60,17 +60,7 @@ def all_rules(
         )
     if limits is not None:
         rules = [Rule("*", limits)]
-    rules = list(rules or ())
-    by_identity: dict[str, Rule] = {}
-    for rule in rules:
-        if not rule.counts:
-            continue
-        if rule.identity in by_identity:
-            both = f"{by_identity[rule.identity]!r} and {rule!r}"
-            advice = 'give one of them another name, for example name="burst", or write one rule with all their paths'
-            raise ConfigurationError(f"{both} would share one bucket; {advice}", "rules")
-        by_identity[rule.identity] = rule
-    return [rule.keyed(key) for rule in rules]
+    return [rule.keyed(key) for rule in rules or ()]
 
 
 class RuleSet:
@@ -142,13 +132,23 @@ class RuleSet:
         self.restart()
 
     def _bound_in_order(self, names: Names) -> list[BoundRule]:
-        """Return the rules with their buckets, whose names in header fields differ."""
+        """Return the rules with their buckets, whose names in header fields differ.
+
+        Raises:
+            ConfigurationError: Two rules would share a bucket.
+        """
         in_order: list[BoundRule] = []
         # By shadow: no header field shows a shadow rule, so that it takes no name from others.
         taken: dict[bool, list[str]] = {False: [], True: []}
         for rule in self.given:
-            others = taken[rule.is_shadow]
-            bound = self.bind(rule, names.name_of(rule), self._reader, [*others])
+            others, identity = taken[rule.is_shadow], names.name_of(rule)
+            if rule.counts and identity in self.first_by_name:
+                raise ConfigurationError(
+                    f"{self.first_by_name[identity]!r} and {rule!r} would share one bucket; give one of them another "
+                    'name, for example name="burst", or write one rule with all their paths',
+                    "rules",
+                )
+            bound = self.bind(rule, identity, self._reader, [*others])
             others += [limit.name for limit in bound.named]
             in_order.append(bound)
         return in_order

@@ -128,10 +128,11 @@ def compare_names(policy: Policy, app: object) -> None:
                     f"two middlewares around each other have limits without a name, {min(both)!r}, on one limiter, "
                     'which would count as one; give one another name: RateLimitMiddleware(..., name="inner")'
                 )
-        for rule in rules_of_route(attribute_of(route, "endpoint"), attribute_of(route, "dependant")):
+        mounted = MountedRoute(route, above)
+        for rule in rules_of_route(mounted):
             if rule.name is None:  # each endpoint has its own
                 continue
-            rule.where = f"RateLimit at {MountedRoute(route, above).label}"
+            rule.where = f"RateLimit at {mounted.label}"
             problem = around[-1].rules.other_limits(rule, rule.identity)
             if problem:
                 raise ConfigurationError(problem)

@@ -169,7 +169,7 @@ def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:
             around.append(thing)
     if within:
         note(f"{within} middlewares of routes or mounted applications are not replayed")
-    limited = [route.label for route in mounted_routes(app) if rules_of_route(route.endpoint, route.dependant)]
+    limited = [route.label for route in mounted_routes(app) if rules_of_route(route)]
     if limited:
         note(f"limits at endpoints are not replayed: {listed(limited)}")
     return around
