@@ -34,11 +34,11 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     Args:
         policy: The policy of the middleware.
     """
-    about: dict[str, Any]
-    rules = policy.rules
-    yield PublishedRule(rule=CLIENT, action=CLIENT, middleware=policy.names.middleware, **_key_of(None, policy))
-    for kind in ("allowlist", "blocklist"):
-        yield from _of_list(policy, kind)
+    rules, middleware = policy.rules, policy.names.middleware
+    by_client = _key_of(None, policy)
+    yield PublishedRule(middleware, rule=CLIENT, action=CLIENT, **by_client)
+    yield from _of_list(policy, "allowlist")
+    yield from _of_list(policy, "blocklist")
     for order, bound in enumerate(rules.in_order):
         yield from _of_rule(bound, policy, {"order": order, "requests": requests_of(bound.rule)})
     last = len(rules.in_order)
@@ -49,13 +49,11 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
             place = {"order": last, "requests": requests, "at_endpoint": isinstance(bound.rule, EndpointRule)}
             yield from _of_rule(bound, policy, place)
     if policy.messages is not None:  # their limits have no names, as operators cannot change them
-        about = {"bucket": policy.messages.name, "requests": "messages on websockets", "order": last}
-        about |= {"rule": MESSAGES, "at_endpoint": True, "middleware": policy.names.middleware, **_key_of(None, policy)}
+        about: dict[str, Any] = {"requests": "messages on websockets", "at_endpoint": True, **by_client}
         for limit in policy.messages.limits:
-            yield PublishedRule(**fields_of(limit), **about)
+            yield PublishedRule(middleware, last, MESSAGES, bucket=policy.messages.name, **fields_of(limit), **about)
     for ban in policy.signals.ban_policies.values():
-        about = {"rule": ban.name, "shadow": ban.shadow, "middleware": policy.names.middleware}
-        yield PublishedRule(action=BAN, **about, **_key_of(ban.key, policy))
+        yield PublishedRule(middleware, rule=ban.name, action=BAN, shadow=ban.shadow, **_key_of(ban.key, policy))
 
 
 def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iterator[PublishedRule]:
