@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
 from ..limiter import check_cost
-from ..limiter.aio import to_the_end
 from ..limiter.callers import living
 from ..limiter.engine import Engine
 from .client_ip import client_ip
@@ -100,16 +99,10 @@ async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rul
         ConfigurationError: There is no rule of that name, several were counted and none is named, `units` is not a
             whole number, or the limiters of the rules differ. Nothing is charged then.
     """
-    latest: list[_Charge] = []
-    checks: list[Check] = []
-    for charges, more in _named_charges(request, units, rule, "charge", "units"):
-        latest.append(charges[-1])
-        checks.append(charges[-1].costing(more))
-    if not latest:
+    more = [(charges[-1], units) for charges, units in _named_charges(request, units, rule, "charge", "units")]
+    if not more:
         return EXEMPT
-    charged = await to_the_end(latest[0].policy.engine.charge(checks))
-    _recount(latest, charged)
-    return charged
+    return await _charge_all(more[0][0].policy.engine, more) or EXEMPT
 
 
 async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule: str | None = None) -> bool:
@@ -134,8 +127,7 @@ async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule
             whole number, or the limiters of the rules differ. Nothing is settled then.
     """
     unused: dict[int, list[Reservation]] = {}  # by the identity of a decision: each is refunded by itself
-    latest: list[_Charge] = []
-    checks: list[Check] = []
+    more: list[tuple[_Charge, int]] = []
     engine: Engine | None = None
     for charges, units in _named_charges(request, used, rule, "settle", "used"):
         missing = _end_charges(charges, units, unused)
@@ -143,13 +135,10 @@ async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule
             continue
         engine = charges[-1].policy.engine
         if missing:
-            latest.append(charges[-1])
-            checks.append(charges[-1].costing(missing))
+            more.append((charges[-1], missing))
     if engine is None:  # none was left to settle
         return False
-    charged = await engine.settle(checks, [*unused.values()])
-    if charged is not None:
-        _recount(latest, charged)
+    await _charge_all(engine, more, [*unused.values()])
     return True
 
 
@@ -177,10 +166,15 @@ class _Charge(NamedTuple):
         return bucket, key, units
 
 
-def _recount(charges: Sequence[_Charge], charged: Decision) -> None:
-    """Give the decisions of some charges the readings after later ones, which were made in the same order."""
-    for index, charge in enumerate(charges):
-        charge.decision.recount(charge.place, charged, index)
+async def _charge_all(
+    engine: Engine, more: Sequence[tuple[_Charge, int]], unused: Collection[Sequence[Reservation]] = ()
+) -> Decision | None:
+    """Charge more units of some charges and refund unused ones, at once; their decisions get the readings after it."""
+    charged = await engine.settle([charge.costing(units) for charge, units in more], unused)
+    if charged is not None:
+        for index, (charge, _) in enumerate(more):
+            charge.decision.recount(charge.place, charged, index)
+    return charged
 
 
 def _end_charges(charges: Sequence[_Charge], used: int, unused: dict[int, list[Reservation]]) -> int | None:
