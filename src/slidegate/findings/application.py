@@ -18,8 +18,6 @@ from operator import is_
 from typing import Any, Final, TypeAlias
 from weakref import WeakSet
 
-from starlette.middleware.cors import CORSMiddleware
-
 from .._path_examples import filled, filled_for_both
 from ..core.errors import closest
 from ..web.endpoint_rule import has_lost_limit
@@ -252,5 +250,7 @@ def about_layers(policy: Policy, app: object, routed_app: object) -> Iterator[Fi
 
 def _is_cors(layer: object) -> bool:
     """Return whether an application is CORSMiddleware, or one that will put it around its routes."""
+    # An application that uses it has imported it.
+    cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", ())
     added = attribute_of(layer, "user_middleware", ())
-    return isinstance(layer, CORSMiddleware) or any(attribute_of(each, "cls") is CORSMiddleware for each in added)
+    return isinstance(layer, cors) or any(attribute_of(middleware, "cls") is cors for middleware in added)

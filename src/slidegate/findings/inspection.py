@@ -33,11 +33,6 @@ _NEARLY_ALL: Final = 90
 """How many of them one client must send; a health check may come from elsewhere."""
 _MANY_NAMES: Final = 20
 """How many different clients these must name."""
-_LATE_USER: Final = Finding(
-    "SG139",
-    "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts addresses; add "
-    "AuthenticationMiddleware outside, which is after this middleware, or write RateLimit(..., key=user) at endpoints",
-)
 
 
 def of_settings(policy: Policy, off_by: str) -> None:
@@ -89,9 +84,8 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
     async def look_and_send(message: Message) -> None:
         if message["type"] in STARTS:
             findings.report(_about_peer_within(policy, peer, scope, client.key))
-            rules = [*policy.rules.given, policy.default_rule]
-            if not had_user and _has_user(scope) and any(map(_counts_users, rules)):
-                findings.report([_LATE_USER])
+            if not had_user:
+                findings.report(_about_late_user(policy, scope))
         await send(message)
 
     return look_and_send
@@ -204,6 +198,17 @@ def _about_peer_within(policy: Policy, peer: str | None, scope: Scope, client_ke
             "something inside this middleware reads the proxies: the middleware counts, strikes and bans the address "
             "of the connection, while the application sees another one; add what reads them outside, which is after "
             'this middleware, or write client=client_ip(trusted=["10.0.0.0/8"]) with your proxies',
+        )
+
+
+def _about_late_user(policy: Policy, scope: Scope) -> Iterator[Finding]:
+    """Yield the finding about rules by user, if the user is set by what is inside the middleware."""
+    if _has_user(scope) and any(map(_counts_users, [*policy.rules.given, policy.default_rule])):
+        yield Finding(
+            "SG139",
+            "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts "
+            "addresses; add AuthenticationMiddleware outside, which is after this middleware, or write "
+            "RateLimit(..., key=user) at endpoints",
         )
 
 
