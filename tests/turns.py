@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
 from threading import RLock, Semaphore, get_ident
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -120,9 +119,9 @@ class TurningLock:
 
 
 @contextmanager
-def turning_locks() -> Iterator[None]:
-    """Let stores and limiters that are made meanwhile have locks of this kind."""
-    places = ((store, "RLock"), (shard, "RLock"), (shard, "Lock"), (forks, "Lock"))
+def turning_locks(*modules: ModuleType) -> Iterator[None]:
+    """Let stores and limiters that are made meanwhile have locks of this kind, and what is made by further modules."""
+    places = ((store, "RLock"), (shard, "RLock"), (shard, "Lock"), (forks, "Lock"), *[(one, "Lock") for one in modules])
     patches = [patch.object(module, name, TurningLock) for module, name in places]
     for each in patches:
         each.start()
@@ -133,24 +132,39 @@ def turning_locks() -> Iterator[None]:
             each.stop()
 
 
-def interrupted(work: Callable[[], Sequence[Callable[[], object]]], files: Sequence[str] = ()) -> Iterator[int]:
+class Interruptions:
+    """Two threads: the first goes on to the second after some points, and that back after some, if it has so many."""
+
+    def __init__(self, *points: int) -> None:
+        self.points, self.passed, self.is_back = points, [0, 0], False
+
+    def __call__(self, number: int, ready: Sequence[int]) -> int:
+        other = 1 - number
+        self.passed[number] += 1
+        if self.passed[number] > self.points[number] and other in ready and not self.is_back:
+            self.is_back = number == 1
+            return other
+        return number if number in ready else other
+
+
+def interrupted(
+    work: Callable[[], Sequence[Callable[[], object]]], files: Sequence[str] = (), *, both: bool = False
+) -> Iterator[tuple[int, int]]:
     """Run the first of two threads up to a point, the second one to its end, and the rest of the first: at each point.
 
     Args:
         work: Returns the two, anew for each run. What it has prepared is checked after each, in the body of the loop.
         files: The ends of the names of traced files.
+        both: Interrupt the second one in the same way, at each of its points: then the first one runs to its end.
     """
-    for at in count():
-        passed = 0
-
-        def choose(number: int, ready: Sequence[int], at: int = at) -> int:
-            nonlocal passed
-            passed += number == 0
-            if number == 0 and passed > at and 1 in ready:
-                return 1
-            return number if number in ready else min(ready)
-
-        Turns(choose, files).run(*work())
-        yield at
-        if passed <= at:
+    first, second = 0, 0 if both else sys.maxsize
+    while True:
+        run = Interruptions(first, second)
+        Turns(run, files).run(*work())
+        yield first, second
+        if run.is_back:
+            second += 1
+        elif run.passed[0] > first:
+            first, second = first + 1, 0 if both else second
+        else:
             return

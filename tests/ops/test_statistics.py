@@ -33,7 +33,7 @@ from slidegate.core import Bucket, Check, Decision, Reason
 from slidegate.core.bans.ban import Ban
 from slidegate.events import Event, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
-from slidegate.ops import recent_events, tally
+from slidegate.ops import recent_events, slices, tally
 from slidegate.ops import statistics as module
 from slidegate.ops.metrics import status_name
 from slidegate.ops.slices import MAX_CLIENTS, STEPS, decoded, encoded
@@ -49,6 +49,7 @@ from ..hurry import THREADS, race
 from ..redis_servers import AT_REDIS
 from ..served_by_workers import AMOUNT, NAME
 from ..stores.forked import fork
+from ..turns import interrupted, turning_locks
 from ..virtual_time import VirtualTime, turns
 from ..workers import PATIENCE_S, ask, serving
 from .shared_rows import START_US, SharedRows, worker_of
@@ -419,6 +420,43 @@ def test_threads_lose_no_request_and_series_are_bounded(rows: SharedRows, monkey
     assert found.total.passed == THREADS * rounds
     assert found.routes[OTHER].passed == found.rules[OTHER].passed == THREADS * (rounds - most)
     assert kinds.kinds == ["series_full"]
+
+
+def test_event_loops_of_two_threads_count_all() -> None:
+    made = list[SharedRows]()
+
+    def begin() -> tuple[Callable[[], None], Callable[[], None]]:
+        rows = SharedRows()
+        made.append(rows)
+        _, statistics = worker_of(rows)
+
+        async def act(requests: int) -> None:
+            for _ in range(requests):
+                statistics.request(reported(PASSED))
+            await statistics.publish()
+
+        asyncio.run(act(1))
+        return lambda: asyncio.run(act(2)), lambda: asyncio.run(act(5))
+
+    with turning_locks(module, slices):
+        for point in interrupted(begin, ["ops/statistics.py", "ops/slices.py"]):
+            _, reader = worker_of(made.pop())
+            totals = [asyncio.run(reader.read(window)).total.passed for window in ("1m", "1h")]
+            assert totals == [8, 8], point
+
+
+def test_no_timer_is_set_in_the_event_loop_of_another_thread() -> None:
+    def begin() -> list[Callable[[], None]]:
+        statistics = Statistics.of(limiter)
+        statistics.forget()
+
+        async def note() -> None:
+            statistics.event(Event("banned", "ann is banned"))
+
+        return [lambda: asyncio.run(note(), debug=True)] * 2  # in debug mode a loop raises
+
+    limiter = Limiter()
+    assert len([*interrupted(begin, ["ops/statistics.py"], both=True)]) > 50
 
 
 def test_what_clients_choose_is_bounded(statistics: Statistics) -> None:

@@ -59,7 +59,13 @@ def _readable(line: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 class Series(dict[SeriesName, Traffic]):
-    """The traffic of each combination of rules and route."""
+    """The traffic of each combination of rules and route.
+
+    Attributes:
+        latest: The row that was made last.
+    """
+
+    latest = b""
 
     def __missing__(self, name: SeriesName) -> Traffic:
         traffic = self[name] = Traffic()
@@ -90,7 +96,13 @@ class Series(dict[SeriesName, Traffic]):
 
 
 class Clients(dict[str, ClientTraffic]):
-    """The traffic of each client; or of each key of another kind."""
+    """The traffic of each client; or of each key of another kind.
+
+    Attributes:
+        latest: The row that was made last.
+    """
+
+    latest = b""
 
     def __missing__(self, key: str) -> ClientTraffic:
         client = self[key] = ClientTraffic(key=key)
@@ -168,18 +180,20 @@ class Slices:
         Raises:
             StoreError: The store does not answer; the next call writes them.
         """
-        await together(*map(self._write, self._unwritten))
+        await together(*map(self._write, self._unwritten.copy()))  # other threads may write and add some
 
     async def _write(self, name: Name) -> None:
         slice_ = self._unwritten.pop(name, None)
         if slice_ is None:  # another call has written it meanwhile
             return
-        with self._lock:
-            row = slice_.packed()
         kind, number = name
         step_us, slice_count = STEPS[kind]
-        try:
-            await self._limiter.keep_row(kind, number, row, (slice_count + 1) * step_us)
-        except BaseException:  # a cancellation, too
-            self._unwritten.setdefault(name, slice_)
-            raise
+        row: bytes | None = None
+        while row != slice_.latest:  # again, if another thread has made a later row, which this one may have replaced
+            with self._lock:
+                row = slice_.latest = slice_.packed()
+            try:
+                await self._limiter.keep_row(kind, number, row, (slice_count + 1) * step_us)
+            except BaseException:  # a cancellation, too
+                self._unwritten.setdefault(name, slice_)
+                raise

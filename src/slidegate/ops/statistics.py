@@ -128,18 +128,20 @@ class Statistics(Observer):
 
     def _write_soon(self) -> None:
         """Write within five seconds, unless that is due already. Until then, requests need not ask for it."""
+        self._room = PART - 1  # first: a write that begins meanwhile sets it to 0 again
+        due_in = self._due_in  # once: another thread may write now
         # A loop that has closed never calls what was due in it.
-        if self._due_in is None or self._due_in.is_closed():
+        if due_in is None or due_in.is_closed():
             try:
-                self._due_in = asyncio.get_running_loop()
+                loop = self._due_in = asyncio.get_running_loop()
             except RuntimeError:  # no event loop of asyncio runs in this thread
+                self._room = 0
                 return
             # In the middle of a slice of the store's time, so that each slice gets one write of each worker.
             since_middle_s = (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
             wait_s = EVERY_S - since_middle_s
             context = Context()  # not that of the request
-            self._due_in.call_later(wait_s, self._write_now, self._due_in, context=context)
-        self._room = PART - 1
+            loop.call_later(wait_s, self._write_now, loop, context=context)
 
     def _write_now(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._due_in is not loop:  # it has ended or was reset, or uses another loop now
