@@ -35,7 +35,7 @@ from .protocol import StoreTime
 from .requests import Question
 
 FEW: Final = 4
-"""Units are charged ahead for a question that was asked so often under a lease; half of the last time counts, too."""
+"""Units are charged ahead for a question that was asked so often under a lease, or twice as often under the last."""
 MOST_AHEAD: Final = 65_535
 """The most units that are charged ahead."""
 CLOCK_ERROR: Final = 1_000
@@ -53,13 +53,15 @@ class UnitLease(KeptAnswer):
     Attributes:
         cleared: The questions for which it may be spent, one for each client that no ban refused.
         units: An element for each unit that is left; threads take them without a lock.
-        used: How often the question was asked under it, and half of how often under the one before.
+        used: How often the question was asked under it.
+        used_before: How often under the one before.
         is_asking: Whether more units are asked for: of several equal hits in a call, one asks ahead.
     """
 
     cleared: set[Question] = field(default_factory=set)
     units: list[None] = field(default_factory=list)
     used: int = 0
+    used_before: int = 0
     is_asking: bool = False
 
     def take(self) -> bool:
@@ -105,7 +107,7 @@ class UnitLeases:
         return None
 
     def ahead(self, question: Question, refund: Refund) -> int:
-        """Return how many units to charge ahead of a question: as many as were used.
+        """Return how many units to charge ahead of a question: as many as were used, at least half of last time's.
 
         What is left of a lease that has ended is refunded first.
 
@@ -115,18 +117,19 @@ class UnitLeases:
         lease = self.by_checks.get(question.checks)
         if lease is None:
             return 0
-        now_us, used = self._time.local_us(), lease.used
+        now_us, used, before = self._time.local_us(), lease.used, lease.used_before
         if not lease.holds(question, now_us, self._changes):
             self.refund_rest(lease, refund)
-            used //= 2  # the next lease begins
+            before = used  # the next lease begins
+            used = 0
             if now_us >= lease.until_us + TRUST_US:
                 self.by_checks.pop(question.checks, None)
                 return 0
         # Units that are left are for other clients, whom Redis has cleared.
-        if lease.units or lease.is_asking or used < FEW:
+        if lease.units or lease.is_asking or (used < FEW and before < 2 * FEW):
             return 0
         lease.is_asking = True
-        return min(used, MOST_AHEAD)
+        return min(max(used, before // 2), MOST_AHEAD)
 
     def keep(
         self, question: Question, decision: Decision, sent_ns: int, lasts_us: int, units: int, used: int, refund: Refund
@@ -162,7 +165,7 @@ class UnitLeases:
         """Replace the last lease of a question by a new one, the rest of which is refunded when it has ended."""
         last = self.by_checks.get(question.checks)
         if last is not None:
-            lease.used = last.used // 2
+            lease.used_before = last.used
             self.refund_rest(last, refund)
         remember(self.by_checks, question.checks, lease)
         if self._time.is_real:  # those of all keys end with the same slices: refunds are spread over half as long
