@@ -1,19 +1,19 @@
 """The line on top of the page: one of five kinds, computed from the rows below it alone.
 
     off, away    the limits are off, or the store is away, and what that means now
-    calm         nobody was refused in the last five minutes, or nobody who is not banned by now
+    calm         nobody was refused in the last five minutes
     one          one client has more than half of the refusals
     several      how many clients were refused, and which rule refused most
 
-The line leaves out clients that are banned by now. It proposes a ban only of a client behind which nothing shows many
-people.
+Clients that are banned by now stand apart in the same sentence. A ban is proposed only of one address, alone, that has
+nearly all refusals by a limit: nothing tells to look at it first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ... import Networks
 from ...core.addresses import network_of
@@ -21,10 +21,12 @@ from ...core.bans.policy import PRIVATE
 from ...limiter import Publication
 from ..kinds import EVERYONE
 from ..statistics import ClientTraffic
-from .texts import count, share
+from .texts import NO_VALUE, count, share
 
 MIN_REFUSALS: Final = 20
 """From so many refusals on, one client is named: fewer may be an accident."""
+NEARLY_ALL: Final = 0.9
+"""From such a part of the refusals on, a client may be banned at once."""
 MANY_KEYS: Final = 3
 """With so many users, cookies or API keys an address is that of several people."""
 ONE_CLIENT: Final = {4: 1, 6: 2**64}
@@ -32,7 +34,7 @@ ONE_CLIENT: Final = {4: 1, 6: 2**64}
 MEANWHILE: Final = {
     "local": "each worker counts alone",
     "allow": "requests pass uncounted",
-    "deny": "requests are refused",
+    "deny": "requests are refused with 503",
 }
 """What happens while the store is away, by `on_error`."""
 
@@ -46,7 +48,7 @@ class ClientRow(NamedTuple):
         refused: How many of its requests were refused.
         requests: How many requests it sent.
         is_banned: Whether it is banned by now.
-        many: What shows that many people stand behind it; empty if nothing does.
+        caution: Why to look at it before it is banned, for example as many people stand behind it; empty for nothing.
     """
 
     key: str
@@ -55,37 +57,41 @@ class ClientRow(NamedTuple):
     refused: int
     requests: int
     is_banned: bool
-    many: str
+    caution: str
 
 
 class Refusals(NamedTuple):
     """Who was refused in the last five minutes.
 
     Attributes:
-        rows: The clients, those first that were refused most.
+        rows: The clients, those first that were refused most; each worker lists 100 of a minute.
         clients: How many of them are not banned.
-        whole: How many refusals there were, without those of clients that are banned by now.
-        rule: What refused most of these; empty if there are none.
+        whole: How many refusals there were, without those of rows that are banned by now.
+        rule: What refused most of these, as far as the rows tell.
+        banned: How many clients are banned by now.
+        of_banned: How many refusals these had.
+        is_cut: Whether some of the whole are of clients that are not among the rows.
     """
 
     rows: Sequence[ClientRow]
     clients: int
     whole: int
     rule: str
+    banned: int
+    of_banned: int
+    is_cut: bool
 
 
 class Proposal(NamedTuple):
     """Something that an operator may do.
 
     Attributes:
-        does: ``ban`` or ``look`` at a client, ``open`` a rule, or ``raise`` a limit.
-        target: The client, the rule, or the name of the limit; empty to look at all clients.
-        limit: The limit in place of the present one; empty for other actions.
+        does: ``ban`` or ``look`` at a client, or ``change`` a limit.
+        target: The client or the rule; empty to look at all clients.
     """
 
     does: str
     target: str
-    limit: str = ""
 
 
 class Line(NamedTuple):
@@ -105,13 +111,13 @@ class Line(NamedTuple):
     actions: tuple[Proposal, ...] = ()
 
 
-def row_of(client: ClientTraffic, is_banned: bool, many: str = "") -> ClientRow:
+def row_of(client: ClientTraffic, is_banned: bool, caution: str = "") -> ClientRow:
     """Return the row of a client, given what is not in its counts."""
     rule = client.rule
     limits = client.amounts.get(rule, "")
     if client.banned and not limits:  # only a limit that refused has these
         rule = f"ban of {rule}"
-    return ClientRow(client.key, rule, limits, client.refused, client.requests, is_banned, many)
+    return ClientRow(client.key, rule, limits, client.refused, client.requests, is_banned, caution)
 
 
 def refusals_of(clients: Iterable[ClientRow], refused: int) -> Refusals:
@@ -129,66 +135,60 @@ def refusals_of(clients: Iterable[ClientRow], refused: int) -> Refusals:
     of_banned = sum(row.refused for row in rows) - by_rule.total()
     # Workers write both counts in two rows: a read between may see a refusal in one of them alone.
     whole = max(refused - of_banned, by_rule.total())
-    rule = max(by_rule, key=lambda name: (by_rule[name], name), default="")
-    return Refusals(rows, len(unbanned), whole, rule)
+    rule = max(by_rule, key=lambda name: (by_rule[name], name), default=NO_VALUE)
+    banned = len(rows) - len(unbanned)
+    return Refusals(rows, len(unbanned), whole, rule, banned, of_banned, whole > by_rule.total())
 
 
-def line_of(refusals: Refusals, limits: Iterable[Any]) -> Line:
-    """Return the line about who was refused.
-
-    Args:
-        refusals: Who was refused.
-        limits: The limits of this process.
-    """
-    if not refusals.rows:
+def line_of(refusals: Refusals) -> Line:
+    """Return the line about who was refused."""
+    kind = "several"
+    client = None
+    actions = [Proposal("look", "")]
+    texts = []
+    least = ""
+    if refusals.is_cut:
+        least = "at least "
+    if refusals.whole:
+        clients = f"{least}{count(refusals.clients)}, {count(refusals.whole)} times"
+        texts.append(f"Clients refused: {clients}, most by {refusals.rule}")
+    for row in refusals.rows:
+        if not row.is_banned and row.refused > refusals.whole / 2 and refusals.whole >= MIN_REFUSALS:
+            kind = "one"
+            client = row
+            texts = [f"{row.key} has {share(row.refused, refusals.whole)} of {count(refusals.whole)} refusals"]
+            actions = [Proposal("look", row.key)]
+            if row.caution:
+                texts.append(f"look first: {row.caution}")
+                actions.append(Proposal("change", row.rule))
+            elif row.refused > NEARLY_ALL * refusals.whole:
+                actions.insert(0, Proposal("ban", row.key))
+    if refusals.banned:
+        texts.append(f"Banned clients: {least}{count(refusals.banned)}, refused {count(refusals.of_banned)} times")
+    if not texts:
         return Line("calm", "Nobody was refused in the last five minutes", refusals)
-    unbanned = [row for row in refusals.rows if not row.is_banned]
-    if not unbanned:
-        return Line("calm", "Nobody who is not banned by now was refused in the last five minutes", refusals)
-    if refusals.whole >= MIN_REFUSALS and unbanned[0].refused > refusals.whole / 2:
-        return _line_of_one(unbanned[0], refusals, limits)
-    text = f"{count(refusals.clients)} clients were refused, most by {refusals.rule}"
-    if refusals.clients == 1:
-        text = f"1 client was refused, by {refusals.rule}"
-    action = Proposal("look", "")
-    if any(row.limits for row in unbanned if row.rule == refusals.rule):  # else it is a list or a ban
-        action = Proposal("open", refusals.rule)
-    return Line("several", text, refusals, actions=(action,))
+    return Line(kind, "; ".join(texts), refusals, client, tuple(actions))
 
 
-def _line_of_one(row: ClientRow, refusals: Refusals, limits: Iterable[Any]) -> Line:
-    """Return the line about a client with most of the refusals."""
-    text = f"{row.key} has {share(row.refused, refusals.whole)} of {count(refusals.whole)} refusals"
-    look = Proposal("look", row.key)
-    if not row.many:
-        return Line("one", text, refusals, row, (Proposal("ban", row.key), look))
-    text = f"{text}, and stands for many: {row.many}"
-    of_rule = [limit for limit in limits if limit.rule == row.rule and limit.changeable and not limit.shadow]
-    if len(of_rule) != 1:  # of several it is not known which one refused
-        return Line("one", text, refusals, row, (look,))
-    (limit,) = of_rule
-    higher = Proposal("raise", limit.name, limit.with_amount(2 * limit.limit.amount))
-    return Line("one", text, refusals, row, (look, higher))
-
-
-def stands_for(client: ClientTraffic, kinds: Mapping[str, str], proxies: Collection[Networks]) -> str:
-    """Return what shows that many people stand behind a client; empty if nothing does.
+def caution_of(client: ClientTraffic, kinds: Mapping[str, str], proxies: Collection[Networks]) -> str:
+    """Return why to look at a client before it is banned; empty for an address, alone, that a limit has refused.
 
     Args:
         kinds: The kind of key that each rule reads, by its label.
         proxies: The networks of trusted proxies.
     """
+    limits = client.amounts.get(client.rule, "")
+    if not limits:
+        return "no limit has refused it most"
+    if " from " in limits:
+        return "it has spent a quota"
     if kinds.get(client.rule) == EVERYONE:
         return f"{client.rule} counts all clients together"
     if len(client.others) >= MANY_KEYS:
         return "several users, cookies or API keys came from it"
-    if client.key == "unknown-peer" or client.key.startswith("peer:"):
-        return "its requests came without an address, perhaps from a proxy"
-    if client.key == EVERYONE or client.key.startswith("asn:"):
-        return "all of its clients are counted together"
     network = network_of(client.key)
     if network is None:
-        return ""
+        return "it is no address"  # but a key, an operator, or all that come without an address
     version, first, last = network
     if last - first + 1 > ONE_CLIENT[version]:
         return "all addresses of this network are counted together"

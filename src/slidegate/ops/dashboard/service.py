@@ -27,7 +27,7 @@ from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..stats_rows import read_events, read_ranking, read_stats, steps_of
 from ..tasks import together
 from .counts import Counts
-from .line import MEANWHILE, Line, Refusals, kinds_of, line_of, refusals_of, row_of, stands_for
+from .line import MEANWHILE, Line, Refusals, caution_of, kinds_of, line_of, refusals_of, row_of
 from .texts import span
 
 WINDOW: Final = "5m"
@@ -163,8 +163,15 @@ class Service:
 
     async def line(self) -> Line:
         """Return the line on top of the page, and the rows that it is computed from."""
+        middlewares = self.limiter.middlewares
+        if not all(middleware.is_enabled for middleware in middlewares):
+            return Line(
+                "off", "A middleware of this worker is off, by enabled= or SLIDEGATE_ENABLED: all requests pass it"
+            )
         if self.limiter.is_failing:
-            return Line("away", f"The store is away: {MEANWHILE[self.limiter.on_error or 'local']}")
+            ways = {bound.rule.on_error for middleware in middlewares for bound in middleware.policy.rules.bound()}
+            meanings = [MEANWHILE[way] for way in MEANWHILE if way in {*ways, self.limiter.on_error}]
+            return Line("away", f"The store is away: {', or by rule '.join(meanings)}")
         try:
             changes, refusals = await together(self.overrides(), self._shared(self._read_refusals))
         except StoreError:
@@ -173,7 +180,7 @@ class Service:
             if change.name == "*":
                 left = span(change.until_us / 1_000_000 - time())
                 return Line("off", f"Limits are off for another {left}, by {change.by}: every request passes", refusals)
-        return line_of(refusals, self.limiter.limits())
+        return line_of(refusals)
 
     async def _read_refusals(self) -> Refusals:
         """Read who was refused in the last five minutes."""
@@ -183,7 +190,7 @@ class Service:
         kinds = kinds_of(published)
         proxies = [middleware.policy.address.networks for middleware in self.limiter.middlewares]
         banned = await self.banned(ranking.refused, bans)
-        rows = [row_of(client, client.key in banned, stands_for(client, kinds, proxies)) for client in ranking.refused]
+        rows = [row_of(client, client.key in banned, caution_of(client, kinds, proxies)) for client in ranking.refused]
         return refusals_of(rows, counts.stats.total.refused)
 
     async def banned(self, clients: Iterable[ClientTraffic], bans: Bans) -> set[str]:
