@@ -33,6 +33,11 @@ _NEARLY_ALL: Final = 90
 """How many of them one client must send; a health check may come from elsewhere."""
 _MANY_NAMES: Final = 20
 """How many different clients these must name."""
+_LATE_USER: Final = Finding(
+    "SG139",
+    "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts addresses; add "
+    "AuthenticationMiddleware outside, which is after this middleware, or write RateLimit(..., key=user) at endpoints",
+)
 
 
 def of_settings(policy: Policy, off_by: str) -> None:
@@ -84,8 +89,9 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
     async def look_and_send(message: Message) -> None:
         if message["type"] in STARTS:
             findings.report(_about_peer_within(policy, peer, scope, client.key))
-            if not had_user:
-                findings.report(_about_late_user(policy, scope))
+            rules = filter(None, [*policy.rules.given, policy.default_rule])
+            if not had_user and _has_user(scope) and any(map(_counts_users, rules)):
+                findings.report([_LATE_USER])
         await send(message)
 
     return look_and_send
@@ -162,18 +168,16 @@ def _about_request(policy: Policy, scope: Scope, client: Client) -> Iterator[Fin
 def _about_shared_names(policy: Policy, outer: Visit) -> Iterator[Finding]:
     """Yield the finding about limits that an outer middleware with the same limiter has charged already."""
     own = {bucket.name for bucket in policy.buckets()}
-    for other_policy, decision in outer.decisions:
-        if other_policy is policy or other_policy.limiter is not policy.limiter:
-            continue
-        shared = [bucket for bucket, _, _ in decision.checks if bucket.name in own]
-        if shared:
-            yield Finding(
-                "SG132",
-                f"two middlewares around each other have the limit {quoted(shared[0].label)} on one limiter, so a "
-                "request that passes both is counted twice; give one of the rules another name, or write "
-                'RateLimitMiddleware(..., name="outer")',
-            )
-            return
+    for other, decision in outer.decisions:
+        for bucket, _, _ in decision.checks:
+            if other is not policy and other.limiter is policy.limiter and bucket.name in own:
+                yield Finding(
+                    "SG132",
+                    f"two middlewares around each other have the limit {quoted(bucket.label)} on one limiter, so a "
+                    "request that passes both is counted twice; give one of the rules another name, or write "
+                    'RateLimitMiddleware(..., name="outer")',
+                )
+                return
 
 
 # -- the same request further inside -----------------------------------------------------------------------------------
@@ -201,17 +205,6 @@ def _about_peer_within(policy: Policy, peer: str | None, scope: Scope, client_ke
         )
 
 
-def _about_late_user(policy: Policy, scope: Scope) -> Iterator[Finding]:
-    """Yield the finding about rules by user, if the user is set by what is inside the middleware."""
-    if _has_user(scope) and any(map(_counts_users, [*policy.rules.given, policy.default_rule])):
-        yield Finding(
-            "SG139",
-            "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts "
-            "addresses; add AuthenticationMiddleware outside, which is after this middleware, or write "
-            "RateLimit(..., key=user) at endpoints",
-        )
-
-
 class _UserCheck(Effect):
     """Looks for a user who was missing when a limit at an endpoint counted by user, when the response starts.
 
@@ -235,10 +228,8 @@ class _UserCheck(Effect):
             visit.policy.findings.report([told])
 
 
-def _counts_users(rule: Rule | None) -> bool:
+def _counts_users(rule: Rule) -> bool:
     """Return whether a rule counts by user, or shares by user."""
-    if rule is None or not rule.counts:
-        return False
     return user in (*parts_of(rule.key), *parts_of(rule.fair))
 
 
