@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -21,12 +20,11 @@ from .callbacks import UserCallbacks
 from .client_ip import ClientAddress, client_ip
 from .clients import AnyClients, Blocklist, Clients, ClientsBehindProxies, FollowedFile, FollowingClients, KeyedClients
 from .counting import Counting
-from .effects import effects_of
 from .headers import Headers, HeaderStyles
 from .keys import Key, KeyFunction
 from .refusals import OnRefused, Refusals
 from .routes import RouteLabels
-from .rule_set import Honeypots, Names, RuleSet, all_rules
+from .rule_set import Names, RuleSet, all_rules
 from .rules import Limits, LimitsFunction, Rule
 from .signals import Signals
 from .websockets import GuardedWebSocket, MessageLimits
@@ -144,9 +142,6 @@ class Policy:
         self.signals = signals = Signals(self.limiter, self.address, allowlist, bans, calls)
         self.headers = Headers(headers, engine.unix_us)
         self.routes = RouteLabels()
-        honeypots: Honeypots | None = None
-        if signals.on_request:
-            honeypots = signals.honeypots_at
         self.rules = RuleSet(
             all_rules(limits, rules, key),
             default_limits,
@@ -154,8 +149,8 @@ class Policy:
             app=app,
             limiter=self.limiter,
             names=self.names,
-            honeypots=honeypots,
-            effects_of=partial(effects_of, signals=signals, calls=calls),
+            signals=signals,
+            calls=calls,
             headers=self.headers,
         )
         self.lists: Mapping[str, Networks | None] = {"blocklist": blocklist, "allowlist": allowlist}

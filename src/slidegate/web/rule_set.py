@@ -7,9 +7,9 @@ application's routers determine the route of a request, so a bucket never depend
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from starlette.types import Scope
@@ -20,6 +20,8 @@ from ..core.logs import Throttle, logger
 from ..core.memo import MANY, PATH_BYTES, remember
 from ..limiter import Limiter
 from ..limiter.callers import living
+from .callbacks import UserCallbacks
+from .effects import effects_of
 from .endpoint_rule import text_of
 from .headers import Headers
 from .keys import Key, KeyFunction
@@ -27,10 +29,7 @@ from .paths import ANY_PATH, PathIndex, PathReader, Texts, is_ambiguous
 from .plan import BoundRule, Plan, RuleMatch, Signal, Traits
 from .routes import MountedRoute, is_by_path, layers, reach, visible_app
 from .rules import Limits, LimitsFunction, Rule, label_of, method_of
-from .visit import Effect
-
-Honeypots: TypeAlias = Callable[[Texts], Sequence[Signal]]
-"""Returns the signals of ban policies for a path."""
+from .signals import Signals
 
 EXEMPT_MARK: Final = "__slidegate_exempt__"
 """The attribute that marks an endpoint as exempt; `functools.wraps` copies it to a wrapper."""
@@ -72,8 +71,8 @@ class RuleSet:
         app: The application behind the middleware, whose paths the rules match.
         limiter: The limiter that counts.
         names: The names of buckets.
-        honeypots: Returns the signals of ban policies for a path; None if there are none for any path.
-        effects_of: Returns what depends on the responses to the requests of a plan.
+        signals: The signals of ban policies, of which some are for paths.
+        calls: Calls the user's functions.
         headers: Writes header fields.
 
     Attributes:
@@ -97,15 +96,15 @@ class RuleSet:
         app: object,
         limiter: Limiter,
         names: Names,
-        honeypots: Honeypots | None,
-        effects_of: Callable[[Plan], Sequence[Effect]],
+        signals: Signals,
+        calls: UserCallbacks,
         headers: Headers,
     ) -> None:
         self.given = tuple(rules)
         self.key = key
         self._limiter = limiter
-        self._honeypots = honeypots
-        self._effects_of = effects_of
+        self._signals = signals
+        self._calls = calls
         self._headers = headers
         self._reader = PathReader(app)
         self._throttle = Throttle()
@@ -126,7 +125,7 @@ class RuleSet:
         self._anywhere = {index for index, bound in enumerate(self.in_order) if not bound.paths}
         self._index = PathIndex([(path, index) for index, bound in enumerate(self.in_order) for path in bound.paths])
         # One plan for all, if nothing about a request matters but whether it is a preflight.
-        depends_on_path = default_limits is not None or honeypots is not None
+        depends_on_path = default_limits is not None or signals.on_request
         self._is_one_plan = not depends_on_path and all(map(_is_for_all, rules))
         self.always: Plan | None = None
         self.restart()
@@ -204,10 +203,7 @@ class RuleSet:
             label = _limited_route(route, scope)
             if label:
                 matches.append(self._at_route(label))
-        strikes: Sequence[Signal] = ()
-        if self._honeypots is not None:
-            strikes = self._honeypots(texts)
-        plan = self.plan_of(matches, strikes, Traits(is_preflight))
+        plan = self.plan_of(matches, self._signals.honeypots_at(texts), Traits(is_preflight))
         if is_lasting:
             remember(by_request, memo_key, plan, MANY, PATH_BYTES)
         return plan
@@ -240,7 +236,7 @@ class RuleSet:
         plan = plans.get(memo_key)
         if plan is None:
             plan = Plan(tuple(matches), strikes, traits, self._headers)
-            plan.effects = self._effects_of(plan)
+            plan.effects = effects_of(plan, self._signals, self._calls)
             if not traits.is_brief:
                 remember(plans, memo_key, plan)
         return plan
