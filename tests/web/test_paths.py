@@ -119,7 +119,7 @@ async def test_a_scope_with_odd_values_is_counted_by_all_that_could_mean_it(
     assert before == ["ok", "ok", "limited"]
     assert last == "banned" or "client" in odd
     assert "refused" in observer.kinds
-    said = re.findall(r"selecting rules failed; every limit counts the request(.*)", caplog.text)
+    said = re.findall(r"selecting rules failed; every limit counts the request: .*py:\d+\)(.*)", caplog.text)
     more = ["", " (and 2 more since the last such line)"]
     assert said == (more if said or "path" in odd else []), "odd requests fill no log"
 

@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from ..core.arguments import check_name
 from ..core.errors import ConfigurationError
-from ..core.logs import Throttle, logger
+from ..core.logs import log_failure
 from ..core.memo import MANY, PATH_BYTES, remember
 from ..limiter import Limiter
 from ..limiter.callers import living
@@ -107,7 +107,6 @@ class RuleSet:
         self._calls = calls
         self._headers = headers
         self._reader = PathReader(app)
-        self._throttle = Throttle()
         self._living: WeakValueDictionary[int, BoundRule] = WeakValueDictionary()
         self._by_request: dict[object, Plan] = {}
         self._plans: dict[object, Plan] = {}
@@ -180,9 +179,7 @@ class RuleSet:
                 return plan
             return self._new_plan(scope, is_preflight, memo_key)
         except Exception as error:
-            left_out = self._throttle.left_out(type(error), time.monotonic())
-            if left_out is not None:
-                logger.exception("selecting rules failed; every limit counts the request%s", left_out)
+            log_failure("selecting rules failed; every limit counts the request", error, time.monotonic())
             matches = self.matches_of(scope, ANY_PATH)
             if self.default_rule is not None:
                 matches.append(self._at_route(_ANY_ROUTE))
