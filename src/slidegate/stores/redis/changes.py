@@ -7,7 +7,7 @@ has changed since. What others change takes effect when the answer ends, at most
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final
@@ -15,6 +15,7 @@ from typing import Final
 from ...core.buckets import Check
 from ...core.decision import Decision
 from ...core.memo import MEMO_SIZE
+from ...core.store import Clock
 from .requests import Question
 
 TRUST_US: Final = 1_000_000
@@ -111,3 +112,17 @@ def windows_of(checks: Iterable[Check]) -> list[tuple[str, str]]:
 def amounts_of(checks: Sequence[Check]) -> list[int]:
     """Return the amounts of all limits."""
     return [limit.amount for bucket, _, _ in checks for limit in bucket.limits]
+
+
+def telling_steps_back(clock: Clock, tell: Callable[[], None]) -> Clock:
+    """Return the clock of a test, which tells when it was set back: that moves windows."""
+    latest_us = 0
+
+    def now_us() -> int:
+        nonlocal latest_us
+        before_us, latest_us = latest_us, clock()
+        if latest_us < before_us:
+            tell()
+        return latest_us
+
+    return now_us

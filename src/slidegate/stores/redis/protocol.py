@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from importlib import resources
 from struct import Struct, pack
@@ -291,6 +291,11 @@ _SIGNS: Final[dict[Concerns, tuple[str, ...]]] = {
 a replica, cannot save, or lacks replicas.
 """
 _ARGUMENTS: Final = re.compile(", with args beginning with:.*", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"unknown command .(EVAL|EVALSHA|SELECT)\b.*", re.DOTALL)
+"""The error of a sentinel, which knows none of these commands."""
+_OF_SENTINEL: Final = (
+    r"unknown command '\1'; if this is the address of a sentinel, write redis+sentinel://h1:26379,h2:26379/mymaster"
+)
 
 
 def refusal(text: str) -> StoreUnavailable:
@@ -298,7 +303,7 @@ def refusal(text: str) -> StoreUnavailable:
     for concern, signs in _SIGNS.items():
         if any(sign in text for sign in signs):
             return StoreUnavailable(f"redis: {text}", concerns=concern)
-    return StoreUnavailable(f"redis: {text}")
+    return StoreUnavailable(f"redis: {_UNKNOWN.sub(_OF_SENTINEL, text)}")
 
 
 def store_error(error: BaseException) -> StoreError:
@@ -333,20 +338,6 @@ STEP_US: Final = 1_000
 def real_monotonic_us() -> int:
     """Return the monotonic time of the system in microseconds, also where a test has set that of limiters."""
     return monotonic_ns() // 1_000
-
-
-def telling_steps_back(clock: Clock, tell: Callable[[], None]) -> Clock:
-    """Return the clock of a test, which tells when it was set back: that moves windows."""
-    latest_us = 0
-
-    def now_us() -> int:
-        nonlocal latest_us
-        before_us, latest_us = latest_us, clock()
-        if latest_us < before_us:
-            tell()
-        return latest_us
-
-    return now_us
 
 
 class StoreTime:

@@ -42,7 +42,7 @@ from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, in_steps, name_digest, running_loop
 from .bans import RedisBans
 from .batch import Batcher
-from .changes import Changes
+from .changes import Changes, telling_steps_back
 from .clients import Client, OwnClients, open_client
 from .hits import charge, hit, peek
 from .link import open_link
@@ -57,7 +57,6 @@ from .protocol import (
     Packing,
     StoreTime,
     store_error,
-    telling_steps_back,
 )
 from .refusals import Refusals
 from .requests import Question, concern_permits
