@@ -63,8 +63,8 @@ async def test_where_the_ban_of_a_key_holds_is_said_by_what_workers_have_publish
     answer = await call(middleware, "/mcp", headers={"X-API-Key": "k123"})
     assert (answer.status == 403) == (said.startswith("it holds") and key in (KEYED, "everyone"))
     if "counts by it" in holds:  # so `explain` has a row for it
-        (row,) = [row for row in (await facts_of(limiter, given)).rows if row.what == "ban"]
-        assert row.does is (Verdict.MAY_REFUSE if case == "a function" else Verdict.REFUSES)
+        (row,) = [row for row in (await facts_of(limiter, given)).rows if row.ban is not None]
+        assert (row.does, row.requests) == (Verdict.REFUSES, "where 'rule' counts by it")
 
 
 class Case(NamedTuple):

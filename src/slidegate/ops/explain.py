@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -10,11 +11,11 @@ from anyio.lowlevel import checkpoint
 from .. import Limiter
 from ..core import Ban
 from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_refusing
-from .facts import EVERY, Fact, FactsOfRules, Verdict, joined
+from .facts import EVERY, OF_VERSION, UNREAD, Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
 from .published_rules import some_workers
 from .recent_events import SUBJECTS, LoggedEvent
-from .rows import named, row_of_ban, row_of_window, seconds
+from .rows import listed, named, row_of_ban, row_of_window, seconds
 from .slices import CLIENTS, KEYS
 from .stats_rows import WORKERS, read_events, read_ranking
 from .traffic import Ranking
@@ -40,6 +41,7 @@ class Facts(NamedTuple):
         rows: A row for each limit, list and ban.
         refusals: Its last refusals, the newest first; None if no worker writes statistics.
         left_out: What could not be read.
+        is_open: Whether without that it is not known if the key is refused.
     """
 
     key: str
@@ -49,6 +51,7 @@ class Facts(NamedTuple):
     rows: Sequence[Fact]
     refusals: Sequence[LoggedEvent] | None
     left_out: Sequence[str]
+    is_open: bool
 
     @property
     def refused_by(self) -> Fact | None:
@@ -57,6 +60,13 @@ class Facts(NamedTuple):
             return None
         refusing = [row for row in self.rows if row.does is Verdict.REFUSES or row.may_refuse]
         return min(refusing, key=lambda row: (row.may_refuse, row.requests != EVERY), default=None)
+
+    @property
+    def behind(self) -> dict[str, str]:
+        """The other keys that its last refusals name, each with its rule; what refuses these is explained by itself."""
+        refused = [event.details for event in self.refusals or ()]
+        own = {self.key, *(row.key for row in self.rows)}
+        return {about["key"]: about["rule"] for about in refused if about["key"] not in (*own, about["client"])}
 
 
 def answer_of(facts: Facts) -> dict[str, Any]:
@@ -76,6 +86,7 @@ def answer_of(facts: Facts) -> dict[str, Any]:
         "off_until_at": seconds(off_until_us),
         "workers": facts.workers,
         "not_read": [*facts.left_out],
+        "behind": facts.behind,
         "refusals": [{"at": seconds(event.time_us), **event.details} for event in facts.refusals or ()],
         "rows": [row_of_fact(fact) for fact in facts.rows],
     }
@@ -130,44 +141,35 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     Raises:
         StoreError: The store does not answer.
     """
-    maker = FactsOfRules(Subject(limiter, key))
+    subject = Subject(limiter, key)
     published = answers.published or [Publication(0, ())]  # without rules its bans are known
     rules = [rule for publication in published for rule in publication.rules]
-    keys = {maker.subject.key, *(maker.subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
-    refusals = None
-    left_out = [NO_STATISTICS]
-    if answers.events is not None:
-        refusals = _refusals_in(answers.events, keys)
-        left_out = []
-        maker.amounts = _amounts_in(answers.rankings, keys)
-    overrides = {override.name: override for override in answers.overrides}
-    for rule in rules:
-        change = overrides.get(rule.name)
-        if change is not None and rule.named_limit().takes(change.limit):
-            maker.changed[rule] = change.limit
-    maker.operators = [*filter(is_operator, keys_refusing(limiter, key))]
-    maker.bans = await _bans_among(answers.bans, maker.subject, {*keys, EVERYONE})
+    keys = {subject.key, *(subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
+    changes = {override.name: override for override in answers.overrides}
+    maker = FactsOfRules(
+        subject,
+        bans=await _bans_among(answers.bans, subject, {*keys, EVERYONE}),
+        operators=[*filter(is_operator, keys_refusing(limiter, key))],
+        amounts={client.key: client.amounts for ranking in answers.rankings for client in ranking.each()},
+        changes={name: change.limit for name, change in changes.items()},
+    )
     now_us = await _read_windows(limiter, maker, rules)
-    rows: dict[Fact, int] = {}  # and how many workers have each
+    rows = Counter[Fact]()  # and how many workers have each
     for publication in published:
         if not publication.is_readable:
-            maker.leave_out("rules of another version", f"{publication.workers} workers")
+            maker.leave_out(OF_VERSION, f"{publication.workers} workers")
         for row in dict.fromkeys(maker.rows_of(publication.rules)):
-            rows[row] = rows.get(row, 0) + publication.workers
+            rows[row] += publication.workers
     workers = sum(publication.workers for publication in published)
     noted = [row._replace(note=joined(row.note, some_workers(having, workers))) for row, having in rows.items()]
-    left_out += maker.left_out()
-    return Facts(maker.subject.key, now_us, workers, overrides.get("*"), noted, refusals, left_out)
-
-
-def _amounts_in(rankings: Iterable[Ranking], keys: Collection[str]) -> dict[tuple[str, str], str]:
-    """Return the limits that recent decisions about some keys had in force, by key and rule."""
-    amounts: dict[tuple[str, str], str] = {}
-    for ranking in rankings:
-        for client in ranking.each():
-            if client.key in keys:
-                amounts |= {(client.key, rule): limits for rule, limits in client.amounts.items()}
-    return amounts
+    left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
+    refusals = None
+    if answers.events is None:
+        left_out.insert(0, NO_STATISTICS)
+    else:
+        refusals = _refusals_in(answers.events, keys)
+    is_open = not UNREAD.isdisjoint(maker.left_out)
+    return Facts(subject.key, now_us, workers, changes.get("*"), noted, refusals, left_out, is_open)
 
 
 async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[str]) -> list[Ban]:
@@ -192,9 +194,9 @@ def _refusals_in(events: Iterable[LoggedEvent], keys: Collection[str]) -> list[L
 
 async def _read_windows(limiter: Limiter, maker: FactsOfRules, rules: Sequence[PublishedRule]) -> int:
     """Let a maker have all windows, by one question to the store; return the store's Unix time."""
-    places = dict.fromkeys(place for rule in rules for place in maker.places_of(rule))
-    keys: list[tuple[str, dict[str, Any]]] = [(maker.subject.key, {})]  # asks for the time, if there is no window
-    keys += [(key, {bucket: limit}) for key, bucket, limit in places]
-    own, *others = await inspect_keys(limiter, keys)
+    places = [*dict.fromkeys(place for rule in rules for place in maker.places_of(rule))]
+    counted = [(key, {bucket: limit}) for key, bucket, limit in places]
+    # The first asks for the time, if there is no window.
+    own, *others = await inspect_keys(limiter, [(maker.subject.key, {}), *counted])
     maker.windows = {place: view.windows[0] for place, view in zip(places, others, strict=True)}
     return own.unix_us

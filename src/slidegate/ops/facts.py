@@ -1,4 +1,4 @@
-"""The facts about a key: its last refusals, and a row for each published limit, list and ban that it can meet.
+"""The facts about a key: a row for each published limit, list and ban that its requests can meet.
 
 A row says what one rule does with the requests that it names, as the store has it now::
 
@@ -6,11 +6,10 @@ A row says what one rule does with the requests that it names, as the store has 
     has room       the limit admits one more request
     may refuse     no room, but a condition, a wait, a lease or a function decides
     would refuse   the same of a rule in shadow
-    passes         an allowlist, or an exempt rule: what stands below it is not reached by these requests
-    not reached    a row above lets all its requests pass
-    not read       a function returns its limits, and statistics have not seen them
+    passes         an allowlist, or an exempt rule: the rules below do not count these requests, as below a final one
 
-The rows come from what workers have published, from the store, and from statistics where a worker writes them.
+The rows of a middleware stand in the order in which it decides. They come from what workers have published, from the
+store, and from statistics where a worker writes them.
 """
 
 from __future__ import annotations
@@ -23,10 +22,14 @@ from typing import Final, NamedTuple, TypeAlias
 from ..core import AnyLimit, Ban, LimitState, Quota, parse_limits
 from ..limiter import PublishedRule
 from .kinds import FUNCTION, Subject, is_operator, ranges_in
-from .published_rules import BY_FUNCTION
 from .rows import listed
 
 EVERY: Final = "every request"
+OF_FUNCTION: Final = "limits that functions return"
+OF_OPERATOR: Final = "whether a banned operator has its address"
+OF_VERSION: Final = "rules of another version"
+UNREAD: Final = frozenset((OF_FUNCTION, OF_OPERATOR, OF_VERSION))
+"""What should be read, else it is not known whether the key is refused; other keys are explained by themselves."""
 WindowPlace: TypeAlias = tuple[str, str, AnyLimit]
 """The key, the bucket and the limit of a window."""
 
@@ -39,10 +42,9 @@ class Verdict(StrEnum):
     MAY_REFUSE = "may refuse"
     WOULD_REFUSE = "would refuse"
     PASSES = "passes"
-    NOT_REACHED = "not reached"
-    NOT_READ = "not read"
 
 
+_LISTS: Final = {"allowlist": Verdict.PASSES, "blocklist": Verdict.REFUSES}
 _WITHOUT_LIMIT: Final = {"block": Verdict.REFUSES, "exempt": Verdict.PASSES}
 """The verdicts of rules without a limit."""
 
@@ -51,13 +53,15 @@ class Fact(NamedTuple):
     """What one rule, list or ban means for a key.
 
     Attributes:
-        by: The rule, the list, or the author of the ban.
-        what: What it is: the limit in force, ``5/1h``; else ``ban``, ``block``, ``exempt`` or the kind of the list.
+        by: The rule, the list, or the ban: ``ban of user:42``.
+        what: What it is: the limit in force, ``5/1h``; else ``block``, ``exempt``, the kind of the list, or by whom the
+            ban is.
         requests: Which requests of the key it concerns.
         key: The key that it counts or bans.
         does: What it does with them now.
         note: On what that depends.
         window: The window of a limit.
+        ban: The ban.
     """
 
     by: str
@@ -84,6 +88,13 @@ class Fact(NamedTuple):
             return None
         return now_us + (self.window.retry_after_us or self.window.more_after_us)  # 0: room for one, not for its cost
 
+    def perhaps(self, note: str) -> Fact:
+        """Return it with a note on what it depends; a refusal is a possible one then. An empty note changes nothing."""
+        does = self.does
+        if note and does is Verdict.REFUSES:
+            does = Verdict.MAY_REFUSE
+        return self._replace(does=does, note=joined(self.note, note))
+
 
 def joined(*texts: str) -> str:
     """Return the texts that are not empty, in one line."""
@@ -97,34 +108,40 @@ class FactsOfRules:
     Attributes:
         bans: The bans that may refuse it, and those of all operators.
         operators: The operators of its address, as ``asn:64496``; empty if this process does not know them.
-        amounts: The limits that statistics have seen in decisions, by key and rule.
-        changed: The limits that operators have changed.
+        amounts: The limits that statistics have seen in decisions, by key, and by rule: ``9/1m; 40/month``.
+        changes: The changes of limits in force, by name.
+        left_out: What could not be read, and of which rules.
     """
 
     subject: Subject
     bans: Sequence[Ban] = ()
     operators: Collection[str] = ()
-    amounts: dict[tuple[str, str], str] = field(default_factory=dict)
-    changed: dict[PublishedRule, str] = field(default_factory=dict)
+    amounts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    changes: Mapping[str, str] = field(default_factory=dict)
     windows: Mapping[WindowPlace, LimitState] = field(default_factory=dict)
-    _left_out: dict[str, dict[str, None]] = field(default_factory=dict)
+    left_out: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def leave_out(self, text: str, whose: str) -> None:
         """Note what could not be read, and of which rule."""
-        self._left_out.setdefault(text, {})[whose] = None
+        self.left_out.setdefault(text, {})[whose] = None
 
-    def left_out(self) -> list[str]:
-        """Return what could not be read, in words."""
-        return [f"{text} ({listed([*whose])})" for text, whose in self._left_out.items()]
+    def change_of(self, rule: PublishedRule) -> str:
+        """Return the change in force of the limit of a rule; empty without one."""
+        change = self.changes.get(rule.name, "")
+        if change and rule.named_limit().takes(change):
+            return change
+        return ""
 
     def places_of(self, rule: PublishedRule) -> list[WindowPlace]:
         """Return the windows in which a rule counts the key; none if by another one, or if they are not known."""
-        key, _ = self.subject.counted_by(rule)
+        key, among = self.subject.counted_by(rule)
         if rule.action != "limit" or not rule.bucket or not key:
             return []
         if not rule.by_function:
-            return [(key, rule.bucket, rule.counted_limit(self.changed.get(rule, "")))]
-        limit_texts = self.amounts.get((key, rule.rule), "")
+            return [(key, rule.bucket, rule.counted_limit(self.change_of(rule)))]
+        limit_texts = ""
+        if not among:  # else they may be those of a request with the other key
+            limit_texts = self.amounts.get(key, {}).get(rule.rule, "")
         return [(key, rule.bucket, _limit_in(text)) for text in limit_texts.split("; ") if text]
 
     # -- rows ----------------------------------------------------------------------------------------------------------
@@ -136,39 +153,33 @@ class FactsOfRules:
             where = ""
             if len(names) > 1:
                 where = f" of the middleware {name or 'without a name'}"
-            yield from self._of_middleware([rule for rule in rules if rule.middleware == name], where)
+            for row in self._of_middleware([rule for rule in rules if rule.middleware == name]):
+                yield row._replace(requests=row.requests + where)
 
-    def _of_middleware(self, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
-        # Step 1: the allowlist, the blocklist, bans.
-        allowed = [*self._of_list("allowlist", Verdict.PASSES, rules, where)]
-        yield from allowed
-        for row in [*self._of_list("blocklist", Verdict.REFUSES, rules, where), *self._of_bans(rules, where)]:
-            yield _below(allowed, row)
-        # Step 2: the rules, until one ends the list.
-        passing = [*allowed]
-        for rule in rules:
-            above = passing
-            if rule.at_endpoint:  # whatever other rules let pass
-                above = allowed
-            requests = (rule.requests or EVERY) + where
-            for row in self._of_rule(rule, requests):
-                yield _below(above, row)
-            if rule.action == "exempt" or rule.final:
-                passing.append(Fact(rule.rule, rule.action, requests, "", Verdict.PASSES, _condition_of(rule)))
+    def _of_middleware(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
+        by_kind = {rule.action: rule for rule in rules}
+        for kind, does in _LISTS.items():
+            row = None
+            if kind in by_kind:
+                row = self._of_list(by_kind[kind], does)
+            if row is not None:
+                yield row
+                if row.does is Verdict.PASSES and not row.note:  # nothing else decides about its requests
+                    return
+        yield from self._of_bans(rules)
+        yield from self._of_rules(rules)
 
-    def _of_list(self, kind: str, does: Verdict, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
-        """Yield the row of a list that contains the key, or may contain it or a part of it."""
-        parts = [rule for rule in rules if rule.action == kind]
-        share = self.subject.share_in(ranges_in(" ".join(rule.ranges for rule in parts)))
-        # Of a list with too many ranges none are published.
-        if not parts or (share == "none" and all(rule.ranges for rule in parts)):
-            return
-        row = Fact(parts[0].rule, kind, EVERY + where, self.subject.key, does)
-        if share != "whole":
-            row = _perhaps(row, "if it lists its address")
-        yield row
+    def _of_list(self, rule: PublishedRule, does: Verdict) -> Fact | None:
+        """Return the row of a list that contains the key, or may contain it or a part of it; else None."""
+        share = self.subject.share_in(ranges_in(rule.ranges))
+        row = Fact(rule.rule, rule.action, EVERY, self.subject.key, does)
+        if share == "whole":
+            return row
+        if share == "none" and rule.ranges:  # of a long list none are published
+            return None
+        return row.perhaps("if it lists its address")
 
-    def _of_bans(self, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
+    def _of_bans(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         """Yield a row for each ban: of every request, or of those for which a rule reads the banned key."""
         # A middleware reads the key of its client, and its policies read theirs, on every request.
         read_always = {self.subject.counted_by(rule)[0] for rule in rules if rule.action in ("client", "ban")}
@@ -176,54 +187,61 @@ class FactsOfRules:
             read_always.add(self.subject.key)
         read_always.update(self.operators)
         for ban in self.bans:
-            row = Fact(ban.by, "ban", EVERY + where, ban.key, Verdict.REFUSES, ban.reason, ban=ban)
+            row = Fact(f"ban of {ban.key}", f"by {ban.by}", EVERY, ban.key, Verdict.REFUSES, ban.reason, ban=ban)
             share = self.subject.share_banned(ban)
+            reading = [rule for rule in rules if rule.bucket and not rule.shadow]
+            names = dict.fromkeys(repr(rule.rule) for rule in reading if self.subject.counted_by(rule)[0] == ban.key)
             if ban.key in read_always or share == "whole":
                 yield row
-                continue
-            if is_operator(ban.key) and not self.operators:
-                self.leave_out("whether a banned operator has its address", ban.key)
-            if share == "part":
-                yield _perhaps(row, "for a part of it")
-            yield from self._where_read(row, rules, where)
+            elif share == "part":
+                yield row.perhaps("for a part of it")
+            elif names:
+                yield row._replace(requests=f"where {listed([*names])} counts by it")
+            elif is_operator(ban.key) and not self.operators and self.subject.addresses is not None:
+                self.leave_out(OF_OPERATOR, ban.key)
 
-    def _where_read(self, row: Fact, rules: Sequence[PublishedRule], where: str) -> Iterator[Fact]:
-        """Yield the row of a ban for the requests of each rule that reads its key."""
+    def _of_rules(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
+        """Yield the rows of rules, one for each of their limits; none for a rule that no request of its own reaches."""
+        ending: list[PublishedRule] = []  # the rules that end the list, so far
         for rule in rules:
-            if not rule.bucket or rule.shadow:
-                continue
-            key, among = self.subject.counted_by(rule)
-            depends = _condition_of(rule)
-            if rule.key == FUNCTION:
-                key, depends = self.subject.key, joined(depends, "if its function returns the key")
-            if key != row.key:
-                continue
-            yield _perhaps(row._replace(requests=(rule.requests or EVERY) + among + where), depends)
+            above = [other for other in ending if other.order < rule.order and other.requests in ("", rule.requests)]
+            if rule.at_endpoint:  # whatever other rules let pass
+                above = []
+            if all(other.conditional for other in above):
+                yield from self._of_rule(rule, " and ".join(f"unless {other.rule} ends the list" for other in above))
+            if rule.action == "exempt" or rule.final:
+                ending.append(rule)
 
-    def _of_rule(self, rule: PublishedRule, requests: str) -> Iterator[Fact]:
-        """Yield the rows of a rule: one for each of its limits."""
+    def _of_rule(self, rule: PublishedRule, depends: str) -> Iterator[Fact]:
+        """Yield the rows of a rule, given on what it depends besides its own condition."""
+        depends = joined(_condition_of(rule), depends)
         if rule.action in _WITHOUT_LIMIT:
-            row = Fact(rule.rule, rule.action, requests, "", _WITHOUT_LIMIT[rule.action])
-            yield _perhaps(row, _condition_of(rule))
-        if rule.action != "limit" or not rule.bucket:
-            return
+            row = Fact(rule.rule, rule.action, rule.requests or EVERY, "", _WITHOUT_LIMIT[rule.action])
+            yield row.perhaps(depends)
+        if rule.action == "limit" and rule.bucket:
+            yield from self._of_limit(rule, depends)
+
+    def _of_limit(self, rule: PublishedRule, depends: str) -> Iterator[Fact]:
         key, among = self.subject.counted_by(rule)
-        if not key or among:
+        windows = [self.windows[place] for place in self.places_of(rule)]
+        # A function may return any key; that it returns an address is known once something was spent under it.
+        if rule.key == FUNCTION and self.subject.addresses is not None:
+            windows = [window for window in windows if window.used]
+            if not windows:
+                key = ""
+        if among or not key:
             self.leave_out(self._other_key(rule), rule.rule)
-        if not key:
-            return
-        places = self.places_of(rule)
-        if not places:
-            self.leave_out("limits that functions return", rule.rule)
-            yield Fact(rule.rule, BY_FUNCTION, requests + among, key, Verdict.NOT_READ)
-        for place in places:
-            window = self.windows[place]
-            does, note = _verdict_of(rule, window)
-            if rule in self.changed:
+        elif not windows and not rule.shadow:
+            self.leave_out(OF_FUNCTION, rule.rule)
+        for window in windows:
+            does, note = _verdict_of(rule, window, depends)
+            if rule.final:
+                note = joined(note, "final")
+            if self.change_of(rule):
                 note = joined(note, f"{rule.limit} in code")
             if rule.by_function:
                 note = joined(note, "by a function, as statistics have seen it")
-            yield Fact(rule.rule, str(window.limit), requests + among, key, does, note, window)
+            yield Fact(rule.rule, str(window.limit), (rule.requests or EVERY) + among, key, does, note, window)
 
     def _other_key(self, rule: PublishedRule) -> str:
         """Return by which other key a rule counts requests of the key."""
@@ -249,14 +267,7 @@ def _condition_of(rule: PublishedRule) -> str:
     return ""
 
 
-def _perhaps(row: Fact, note: str) -> Fact:
-    """Return a row with a note on what it depends; a refusal is a possible one then. An empty note changes nothing."""
-    if note and row.does is Verdict.REFUSES:
-        row = row._replace(does=Verdict.MAY_REFUSE)
-    return row._replace(note=joined(row.note, note))
-
-
-def _verdict_of(rule: PublishedRule, window: LimitState) -> tuple[Verdict, str]:
+def _verdict_of(rule: PublishedRule, window: LimitState, depends: str) -> tuple[Verdict, str]:
     """Return what a limit does with one more request, and on what that depends."""
     has_room = window.remaining >= max(rule.cost, 1)
     if has_room and not (rule.cost_by_function and window.used):
@@ -265,32 +276,11 @@ def _verdict_of(rule: PublishedRule, window: LimitState) -> tuple[Verdict, str]:
         return Verdict.WOULD_REFUSE, ""
     if rule.cost_by_function:
         return Verdict.MAY_REFUSE, "a function says what a request costs"
-    if rule.conditional:
-        return Verdict.MAY_REFUSE, _condition_of(rule)
+    if depends:
+        return Verdict.MAY_REFUSE, depends
     wait_us = window.retry_after_us
     if rule.wait_us and (wait_us is None or wait_us <= rule.wait_us):
         return Verdict.MAY_REFUSE, f"requests may wait, up to {rule.wait_us / 1_000_000:g} s"
     if rule.leased:
         return Verdict.MAY_REFUSE, "workers may have leased units for a second"
     return Verdict.REFUSES, ""
-
-
-def _below(above: Sequence[Fact], row: Fact) -> Fact:
-    """Return a row with what the rows above it let pass."""
-    unless: list[str] = []
-    for higher in above:
-        if not _may_meet(higher.requests, row.requests):
-            continue
-        is_certain = not higher.note  # its note says on what it depends
-        if is_certain and (higher.requests.startswith(EVERY) or higher.requests == row.requests):
-            return row._replace(does=Verdict.NOT_REACHED, note=f"{higher.by} passes above")
-        unless.append(higher.by)
-    if not unless or row.does is not Verdict.REFUSES:
-        return row
-    return row._replace(note=joined(row.note, f"unless {' or '.join(unless)} lets it pass"))
-
-
-def _may_meet(requests: str, other: str) -> bool:
-    """Return whether a request may be among both of two kinds, as published rules name them."""
-    paths, other_paths = [{word for word in text.split() if word.startswith("/")} for text in (requests, other)]
-    return "{" in requests + other or not paths or not other_paths or not paths.isdisjoint(other_paths)

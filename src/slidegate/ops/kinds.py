@@ -129,10 +129,13 @@ class Subject:
     def counted_by(self, rule: PublishedRule) -> tuple[str, str]:
         """Return the key by which a rule counts requests of it, empty if it is another one, and which of them.
 
-        A rule by a header counts a client by its address ``without header:x-api-key``; else all requests are meant.
+        A rule by a header counts a client by its address ``without header:x-api-key``; else all requests are meant. A
+        function may return any key.
         """
         if rule.key == EVERYONE:
             return EVERYONE, ""
+        if rule.key == FUNCTION:
+            return self.key, ""
         if self.addresses is None:
             if self.key.startswith(beginnings_of(rule.key)):
                 return self.key, ""

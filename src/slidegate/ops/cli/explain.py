@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil
+from shlex import quote
 from typing import Any, Final
 
 import click
@@ -31,8 +32,8 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
 
     KEY is an address, user:42 or another key. The limits, lists and bans are those of the workers that had a request
     within a minute, with the amounts that operators have changed; the latest refusals are known where a worker has
-    statistics. The exit code is 0 if nothing here refuses KEY, 1 if something does, and 3 if no worker has published
-    its rules, or the store does not answer.
+    statistics. The exit code is 0 if nothing here refuses KEY, 1 if something does or may, and 3 if that is not known:
+    no worker has published its rules, some cannot be read, or the store does not answer.
 
     \b
     Example: slidegate explain 203.0.113.7 --store redis://localhost:6379/0
@@ -51,6 +52,8 @@ def _code_of(facts: Facts) -> int:
         return UNKNOWN
     if facts.refused_by is not None:
         return REFUSED
+    if facts.is_open and facts.off is None:
+        return UNKNOWN
     return 0
 
 
@@ -80,6 +83,8 @@ def _lines(facts: Facts) -> Iterator[str]:
     if facts.rows:
         yield from (*table(_COLUMNS, map(_cells, facts.rows)), "")
     yield _verdict(facts)
+    for key, rule in facts.behind.items():
+        yield f"refused behind it by {rule}: slidegate explain {quote(key)}"
     if facts.left_out:
         yield f"not read: {'; '.join(facts.left_out)}"
     yield NOT_LISTED
@@ -95,33 +100,35 @@ def _cells(fact: Fact) -> dict[str, Any]:
 
 def _verdict(facts: Facts) -> str:
     """Return the line that answers: by what the key is refused, and until when."""
+    words = "nothing here refuses it"
     if not facts.workers:
-        return f"{facts.key}: no worker has published its rules within a minute, so only its bans are known"
-    if facts.off is not None:
-        return f"{facts.key}: every request passes, as all workers are off until {time_of(facts.off.until_us / _S)}"
-    fact = facts.refused_by
-    if fact is None:
-        return f"{facts.key}: nothing here refuses it"
-    verb = "refused"
+        words = "no worker has published its rules within a minute, so only its bans are known"
+    elif facts.off is not None:
+        words = f"every request passes, as all workers are off until {time_of(facts.off.until_us / _S)}"
+    elif facts.refused_by is not None:
+        words = _refused_by(facts.refused_by, facts.now_us)
+    elif facts.is_open:
+        words = "it is not known whether something refuses it"
+    elif facts.refusals:
+        words += f" now; its last refusal was at {time_of(facts.refusals[0].time_us / _S)}"
+    return f"{facts.key}: {words}"
+
+
+def _refused_by(fact: Fact, now_us: int) -> str:
+    words = f"refused by {fact.by}"
     if fact.may_refuse:
-        verb = "may be refused"
-    words = f"{facts.key}: {verb} by {_name_of(fact)}"
-    until_us = fact.until_us(facts.now_us)
+        words = f"may be {words}"
+    until_us = fact.until_us(now_us)
     if until_us is not None:
         words += f" until {time_of(ceil(until_us / _S))}"
     elif fact.window is not None:
         words += " until one of its requests ends"
-    about = joined(fact.requests, fact.note)
-    if fact.requests == EVERY:
-        about = fact.note
+    requests = what = ""
+    if fact.requests != EVERY:
+        requests = fact.requests
+    if fact.window is None:
+        what = fact.what
+    about = joined(requests, what, fact.note)
     if about:
         words += f" ({about})"
     return words
-
-
-def _name_of(fact: Fact) -> str:
-    if fact.ban is not None:
-        return f"the ban of {fact.key}"
-    if fact.what == "blocklist" and fact.by != fact.what:
-        return f"the blocklist {fact.by}"
-    return fact.by
