@@ -112,6 +112,8 @@ class Counting:
 
     async def _charges_of(self, bound: BoundRule, visit: Visit, request: HTTPConnection) -> _Charges:
         """Return what a rule charges a request, calling its functions if it has some."""
+        if not bound.calls_functions:
+            return _Charges(bound.checks(request.scope, visit.client.key))
         rule, ask = bound.rule, self._calls.ask
         bucket, cost = bound.bucket, rule.cost
         if rule.limits_function is not None:
@@ -161,18 +163,11 @@ class Counting:
                 break
         return self._rules.plan_of(matches, plan.strikes, plan.evaluated_traits)
 
-    async def observe(
-        self, visit: Visit, shadows: Sequence[BoundRule], scope: Scope, request: HTTPConnection | None
-    ) -> None:
-        """Count an admitted request under shadow rules, and report those that would have refused it; see `count`."""
+    async def observe(self, visit: Visit, shadows: Sequence[BoundRule], request: HTTPConnection) -> None:
+        """Count an admitted request under shadow rules, and report those that would have refused it."""
         for bound in shadows:
-            if not bound.calls_functions:
-                checks = bound.checks(scope, visit.client.key)
-            else:
-                if request is None:
-                    request = request_in(scope)
-                charges = await self._charges_of(bound, visit, request)
-                checks = [*charges.checks]
+            charges = await self._charges_of(bound, visit, request)
+            checks = [*charges.checks]
             for earlier, _, _ in visit.observed:
                 checks = uncharged(earlier, checks)
             if not checks:

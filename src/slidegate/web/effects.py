@@ -40,7 +40,6 @@ class EndEffect(Effect):
     """An effect of the end of a response, whatever its status."""
 
     statuses: Collection[Any] | None = ()
-    ends = True
 
 
 class CloseReservations(EndEffect):
@@ -62,7 +61,6 @@ class HandBack(CloseReservations):
     """
 
     statuses = None
-    ends = False  # `end` is called if no response has started
 
     def __init__(self, rules: Mapping[object, Rule], calls: UserCallbacks) -> None:
         self._rules = rules
@@ -133,19 +131,14 @@ class ReportRefusal(Effect):
         scope: The scope at the endpoint.
     """
 
-    ends = True
-
     def __init__(self, refusal: Decision, scope: Scope) -> None:
         self._refusal = refusal
         self._scope = scope
 
     def start(self, visit: Visit, status: Any) -> None:
-        """See `Effect.start`. There is nothing left to do at the end then."""
         self.end(visit, None)
-        visit.effects = [effect for effect in visit.effects if effect is not self]
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
-        """See `Effect.end`. It reports if there was no response, or one that had started before the refusal."""
         if visit.refusal is self._refusal:
             visit.policy.refusals.report(visit, self._refusal, self._scope)
 

@@ -219,7 +219,7 @@ class RateLimit:
         if plan.is_followed:
             policy.engine.reservations.open(decision, plan.reserving)
             if plan.shadows:
-                await policy.counting.observe(visit, plan.shadows, scope, connection)
+                await policy.counting.observe(visit, plan.shadows, connection)
 
     async def _refuse(self, visit: Visit, decision: Decision, scope: Scope) -> NoReturn:
         """Refuse a request at its endpoint.

@@ -49,12 +49,11 @@ class Effect:
     """Something that happens to a `Visit` when its response starts, or when it ends.
 
     Attributes:
-        statuses: The statuses of responses for which `start` has to be called; None for all.
-        ends: Whether it stays when the status is known; `end` is called on what has stayed.
+        statuses: The statuses of responses for which `start` has to be called; None for all. An effect of no status
+            remains when the status is known, and `end` is called; on others only if there was no response.
     """
 
     statuses: Collection[Any] | None = None
-    ends = False
 
     def start(self, visit: Visit, status: Any) -> Awaitable[object] | None:
         """Act when the status of a response is known, before its first message is sent."""
@@ -274,7 +273,7 @@ class Visit:
     async def _start_effects(self, status: Any) -> None:
         """Let the effects of the status happen; those of the end remain."""
         effects = self.effects
-        self.effects = [effect for effect in effects if effect.ends]
+        self.effects = [effect for effect in effects if effect.statuses == ()]
         for effect in effects:
             waiting = effect.start(self, status)
             if waiting is not None:
