@@ -100,7 +100,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         middleware.file = self.file
         try:
             middleware.app = self._below
-            middleware.begin_with(Policy(self._below, **all_options, owner=self._stack), enabled)
+            middleware.begin_with(Policy(self._below, all_options, self._stack), enabled)
         except ConfigurationError as error:
             raise reader.located(error) from error.__cause__
         return middleware

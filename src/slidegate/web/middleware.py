@@ -27,6 +27,7 @@ from ..core.options import options_checked
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
+from .callbacks import request_in
 from .client_ip import ClientAddress
 from .effects import begin_outcome
 from .headers import HeaderStyles
@@ -161,7 +162,7 @@ class RateLimitMiddleware(FailsAtStartup):
         for argument in ("self", "app", "enabled"):
             del options[argument]
         self.app = app
-        self.begin_with(Policy(app, **options, owner=stack_of(app)), enabled)
+        self.begin_with(Policy(app, options, stack_of(app)), enabled)
         if limiter is None or self.policy.names.unnamed:  # it counts apart from others
             self.options = tuple(options.values())
             self.policy.inspection.of_building(self)
@@ -244,7 +245,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 if plan.is_followed:
                     policy.engine.reservations.open(decision, plan.reserving)
                     if plan.shadows:
-                        await policy.counting.observe(visit, plan.shadows, scope, None)
+                        await policy.counting.observe(visit, plan.shadows, request_in(scope))
                 await self.app(scope, visit.receive, visit.send)
             else:  # strikes, reports, the answer: in this order, there
                 await policy.refusals.refuse(visit, decision)

@@ -6,11 +6,10 @@ The parts of a policy are made in the order in which they need each other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, ClassVar, Final, NamedTuple
 
-from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.errors import ConfigurationError
 from ..core.logs import logger
@@ -20,12 +19,11 @@ from .callbacks import UserCallbacks
 from .client_ip import ClientAddress, client_ip
 from .clients import AnyClients, Blocklist, Clients, ClientsBehindProxies, FollowedFile, FollowingClients, KeyedClients
 from .counting import Counting
-from .headers import Headers, HeaderStyles
-from .keys import Key, KeyFunction
-from .refusals import OnRefused, Refusals
+from .headers import Headers
+from .refusals import Refusals
 from .routes import RouteLabels
 from .rule_set import Names, RuleSet, all_rules
-from .rules import Limits, LimitsFunction, Rule
+from .rules import Rule
 from .signals import Signals
 from .websockets import GuardedWebSocket, MessageLimits
 
@@ -82,9 +80,8 @@ class Policy:
 
     Args:
         app: The application behind the middleware.
+        options: The options that `RateLimitMiddleware` describes; those that are left out have their defaults.
         owner: What owns the names of its unnamed limits; it outlives the policy.
-
-    The other arguments are the options that `RateLimitMiddleware` describes.
 
     Attributes:
         limiter: The limiter that counts.
@@ -109,26 +106,12 @@ class Policy:
     inspection: ClassVar[Any]
     """What looks for these, the module `findings.inspection`: it stands above what decides requests."""
 
-    def __init__(
-        self,
-        app: object,
-        *,
-        limits: Limits | LimitsFunction | None = None,
-        rules: Sequence[Rule] | None = None,
-        default_limits: Limits | LimitsFunction | None = None,
-        key: Key | KeyFunction | None = None,
-        limiter: Limiter | None = None,
-        client: ClientAddress | None = None,
-        blocklist: Any = None,
-        allowlist: Any = None,
-        bans: BanPolicy | Iterable[BanPolicy] | None = None,
-        on_refused: OnRefused | None = None,
-        headers: HeaderStyles | None = "draft",
-        messages: MessageLimits | None = None,
-        name: str | None = None,
-        owner: object,
-    ) -> None:
-        blocklist, allowlist = networks_of(blocklist, "blocklist"), networks_of(allowlist, "allowlist")
+    def __init__(self, app: object, options: Mapping[str, Any], owner: object) -> None:
+        option = options.get
+        self.lists: Mapping[str, Networks | None] = {
+            name: networks_of(option(name), name) for name in ("blocklist", "allowlist")
+        }
+        limiter: Limiter | None = option("limiter")
         self.limiter = limiter or Limiter()
         if self.limiter.store.is_read_only:
             raise ConfigurationError(
@@ -136,16 +119,17 @@ class Policy:
             )
         self.engine = engine = self.limiter.engine
         self.observers = engine.observers
-        self.names = Names(self.limiter, name, owner)
+        self.names = Names(self.limiter, option("name"), owner)
+        client: ClientAddress | None = option("client")
         self.address = client or client_ip()
         calls = UserCallbacks(self.limiter)
-        self.signals = signals = Signals(self.limiter, self.address, allowlist, bans, calls)
-        self.headers = Headers(headers, engine.unix_us)
+        self.signals = signals = Signals(self.limiter, self.address, self.lists["allowlist"], option("bans"), calls)
+        self.headers = Headers(option("headers", "draft"), engine.unix_us)
         self.routes = RouteLabels()
         self.rules = RuleSet(
-            all_rules(limits, rules, key),
-            default_limits,
-            key=key,
+            all_rules(option("limits"), option("rules"), option("key")),
+            option("default_limits"),
+            key=option("key"),
             app=app,
             limiter=self.limiter,
             names=self.names,
@@ -153,24 +137,30 @@ class Policy:
             calls=calls,
             headers=self.headers,
         )
-        self.lists: Mapping[str, Networks | None] = {"blocklist": blocklist, "allowlist": allowlist}
-        self.files: list[FollowedFile] = [*engine.networks]
-        exempt = [("exempt", policy.exempt) for policy in signals.ban_policies.values()]
-        for option, networks in (*self.lists.items(), *exempt):
-            if networks is not None and networks.file is not None:
-                networks.file.serve_as(option)  # raises if it covers nearly everybody
-                self.files.append(networks.file)
-        self.blocklist: Blocklist | None = None
-        if blocklist is not None:
-            self.blocklist = Blocklist(blocklist, self.address.networks)
+        self.files = self._followed()
         self.clients = self._clients()
         self.counting = Counting(engine, self.rules, calls, signals)
-        self.refusals = Refusals(engine, signals, self.headers, calls, on_refused)
+        self.refusals = Refusals(engine, signals, self.headers, calls, option("on_refused"))
         self.messages: Bucket | None = None
+        messages: MessageLimits | None = option("messages")
         if messages is not None:
             self.messages = Bucket(self.names.unique("messages:"), messages.limits)
         self.guard = GuardedWebSocket
         self.findings = Findings()
+
+    def _followed(self) -> list[FollowedFile]:
+        """Return the files behind the lists and the networks.
+
+        Raises:
+            ConfigurationError: A list covers nearly everybody.
+        """
+        files: list[FollowedFile] = [*self.engine.networks]
+        exempt = [("exempt", policy.exempt) for policy in self.signals.ban_policies.values()]
+        for option, networks in (*self.lists.items(), *exempt):
+            if networks is not None and networks.file is not None:
+                networks.file.serve_as(option)
+                files.append(networks.file)
+        return files
 
     def _clients(self) -> AnyClients:
         """Return what determines the clients of requests: the simplest that the options allow."""
@@ -178,7 +168,10 @@ class Policy:
         kind = Clients
         if self.address.trusted:
             kind = ClientsBehindProxies
-        allowlist = self.lists["allowlist"]
+        blocklist, allowlist = self.lists.values()
+        self.blocklist: Blocklist | None = None
+        if blocklist is not None:
+            self.blocklist = Blocklist(blocklist, self.address.networks)
         remembered = kind(self.address, self.blocklist, allowlist, signals.subjects_of, bool(signals.ban_policies))
         clients: AnyClients = remembered
         if self.files:
