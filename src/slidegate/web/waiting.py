@@ -15,12 +15,13 @@ from ..core.buckets import Check
 from ..core.decision import Decision
 from ..limiter.aio import answer_of, on_asyncio
 from ..limiter.engine import Engine
-from ..limiter.queues import Name, Queues, is_too_late, room_in_us
+from ..limiter.queues import Ask, Name, Queues, is_too_late, room_in_us
 from .callbacks import UserCallbacks
 from .client_ip import ClientAddress
 from .effects import EndEffect
 from .keys import Key, KeyFunction, parts_of
 from .plan import LEFT, BoundRule
+from .rules import Rule
 from .visit import Visit
 
 _MOST_AHEAD_BYTES: Final = 65_536
@@ -31,7 +32,7 @@ _STOPS_READING: Final = ("http.disconnect", "websocket.disconnect", "websocket.r
 """The messages after which nothing is read ahead."""
 
 
-async def hit_or_wait(  # noqa: C901 - the way of a request that waits
+async def hit_or_wait(
     visit: Visit,
     rules: Sequence[BoundRule],
     checks: Sequence[Check],
@@ -50,7 +51,6 @@ async def hit_or_wait(  # noqa: C901 - the way of a request that waits
         calls: Calls the user's functions.
     """
     engine: Engine = visit.policy.engine
-    queues = engine.queues
 
     async def ask() -> Decision:
         answer = engine.hit(checks, subjects)
@@ -64,38 +64,49 @@ async def hit_or_wait(  # noqa: C901 - the way of a request that waits
     tenant = ""
     if bound.rule.fair is not None:
         tenant = await _tenant(bound, bound.rule.fair, visit, request, calls)
-    answer: Decision | None = None
-    if queues.is_queued(name):
+    refusal: Decision | None = None
+    if engine.queues.is_queued(name):
         # It joins at once, unless a ban or another limit refuses it: then it takes no place from others.
         decision = visit.explain(await answer_of(engine.peek(checks, subjects)))
-        if is_too_late(decision, bound.rule.wait_us):
-            return decision
+        waits = not is_too_late(decision, bound.rule.wait_us)
     else:
-        answer = decision = await ask()
-    if answer is None or room_in_us(answer) is not None:
-        channel = _begin_reading_ahead(visit)
-        try:
-            decision = await queues.wait(
-                name,
-                answer,
-                ask,
-                wait_us=bound.rule.wait_us,
-                wait_max=bound.rule.wait_max,
-                tenant=tenant,
-                is_gone=channel.is_gone,
-            )
-        except BaseException:
-            for around in visit.visits():  # one of which reports its outcome
-                around.was_waiting = True
-            raise
-        if channel.is_gone():  # what it was charged meanwhile is refunded
-            if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
-                visit.send_on = discard_message
-            await engine.refund(decision.begin_refund())
-            return LEFT
+        decision = refusal = await ask()
+        waits = room_in_us(decision) is not None
+    if waits:
+        decision = await _wait(visit, bound.rule, name, tenant, refusal, ask)
     if decision.allowed and decision.checks and bound.rule.fair is not None:  # no checks while switched off
-        queues.count_permit(name, tenant, 1)
-        visit.effects = [_CountedPermit(queues, name, tenant), *visit.effects]
+        engine.queues.count_permit(name, tenant, 1)
+        visit.effects = [_CountedPermit(engine.queues, name, tenant), *visit.effects]
+    return decision
+
+
+async def _wait(visit: Visit, rule: Rule, name: Name, tenant: str, refusal: Decision | None, ask: Ask) -> Decision:
+    """Wait in a queue, and return the decision.
+
+    Args:
+        refusal: The refusal before it; None if the request has not asked.
+        ask: Asks the whole question.
+    """
+    engine: Engine = visit.policy.engine
+    channel = visit.receive_from
+    if not isinstance(channel, ReadAhead):
+        channel = visit.receive_from = ReadAhead(channel)
+    if channel not in visit.effects:
+        visit.effects = [channel, *visit.effects]  # before those that are awaited
+    channel.begin()
+    try:
+        decision = await engine.queues.wait(
+            name, refusal, ask, wait_us=rule.wait_us, wait_max=rule.wait_max, tenant=tenant, is_gone=channel.is_gone
+        )
+    except BaseException:
+        for around in visit.visits():  # one of which reports its outcome
+            around.was_waiting = True
+        raise
+    if channel.is_gone():  # what it was charged meanwhile is refunded
+        if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
+            visit.send_on = discard_message
+        await engine.refund(decision.begin_refund())
+        return LEFT
     return decision
 
 
@@ -137,17 +148,6 @@ def _queue_of(rules: Sequence[BoundRule], checks: Sequence[Check]) -> tuple[Boun
             if bucket.name == bound.identity:
                 return bound, (bound.identity, key)
     return None
-
-
-def _begin_reading_ahead(visit: Visit) -> ReadAhead:
-    """Put a channel that reads ahead in front of that of a request, until it ends, and return it."""
-    channel = visit.receive_from
-    if not isinstance(channel, ReadAhead):
-        channel = visit.receive_from = ReadAhead(channel)
-    if channel not in visit.effects:
-        visit.effects = [channel, *visit.effects]  # before those that are awaited
-    channel.begin()
-    return channel
 
 
 async def discard_message(message: Message) -> None:
