@@ -28,7 +28,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "header key, 100,000 values": (909, 21),
     "count_if": (826, 19),
     "condition": (870, 18),
-    "shadow": (995, 20),
+    "shadow": (986, 20),
     "idle wait": (783, 18),
     "concurrency": (1294, 32),
     "refused by a limit": (782, 15),

@@ -7,7 +7,7 @@ needs a look at the client or the scope alone; a function of the user's replaces
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -22,17 +22,6 @@ from .rule_set import RuleSet
 from .signals import Signals
 from .visit import Visit
 from .waiting import hit_or_wait
-
-
-class _Charges(NamedTuple):
-    """What a rule with functions charges a request.
-
-    Attributes:
-        unlimited: The key, if its limits function says that it has no limit.
-    """
-
-    checks: Sequence[Check] = ()
-    unlimited: Sequence[str] = ()
 
 
 class Counting:
@@ -85,11 +74,11 @@ class Counting:
         subjects = visit.client.subjects
         if plan.calls_functions:
             checks: list[Check] = []
+            unlimited: list[str] = []
             for bound in plan.limiting:
-                charges = await self._charges_of(bound, visit, request)
-                checks += charges.checks
-                # A ban of a key holds where a rule reads it, also if the rule counts nothing of the request.
-                subjects = self._signals.joined(subjects, charges.unlimited)
+                checks += await self._checks_of(bound, visit, request, unlimited)
+            # A ban of a key holds where a rule reads it, also if the rule counts nothing of the request.
+            subjects = self._signals.joined(subjects, unlimited)
         else:
             checks = plan.checks(scope, visit.client.key)
         if self._signals.keyed:  # a dependency may have set the user since the request arrived
@@ -110,10 +99,16 @@ class Counting:
             return plan.verdict
         return decision
 
-    async def _charges_of(self, bound: BoundRule, visit: Visit, request: HTTPConnection) -> _Charges:
-        """Return what a rule charges a request, calling its functions if it has some."""
+    async def _checks_of(
+        self, bound: BoundRule, visit: Visit, request: HTTPConnection, unlimited: list[str]
+    ) -> list[Check]:
+        """Return what a rule charges a request, calling its functions if it has some.
+
+        Args:
+            unlimited: Gets the key if the rule's limits function says that it has no limit.
+        """
         if not bound.calls_functions:
-            return _Charges(bound.checks(request.scope, visit.client.key))
+            return bound.checks(request.scope, visit.client.key)
         rule, ask = bound.rule, self._calls.ask
         bucket, cost = bound.bucket, rule.cost
         if rule.limits_function is not None:
@@ -123,7 +118,8 @@ class Counting:
             returned: str | None = await ask(rule, request, "key", bound.key_function, self._calls.checked_key, None)
             key = returned or key
         if bucket is None and bound.permits is None:
-            return _Charges(unlimited=(key,))
+            unlimited.append(key)
+            return []
         if rule.cost_function is not None:
             cost = await ask(rule, request, "cost", rule.cost_function, whole_cost, cost)
             if rule.cost_max is not None:
@@ -133,7 +129,7 @@ class Counting:
         checks: list[Check] = []
         for charged, units in bound.charges_of(bucket, cost):
             checks.append((charged, key, units))
-        return _Charges(checks)
+        return checks
 
     # -- conditions and shadow rules -----------------------------------------------------------------------------------
 
@@ -166,8 +162,7 @@ class Counting:
     async def observe(self, visit: Visit, shadows: Sequence[BoundRule], request: HTTPConnection) -> None:
         """Count an admitted request under shadow rules, and report those that would have refused it."""
         for bound in shadows:
-            charges = await self._charges_of(bound, visit, request)
-            checks = [*charges.checks]
+            checks = await self._checks_of(bound, visit, request, [])
             for earlier, _, _ in visit.observed:
                 checks = uncharged(earlier, checks)
             if not checks:

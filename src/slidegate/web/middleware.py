@@ -214,8 +214,6 @@ class RateLimitMiddleware(FailsAtStartup):
         scope_type = scope["type"]
         if scope_type not in self._decides:
             decides = self._decides
-            if self.error is None and self.is_enabled and self.limiter.engine.overrides.is_off:
-                await self.limiter.engine.refresh()
             if not await self._prepare(scope):
                 await self._pass_on(scope, receive, send)
                 return
@@ -274,6 +272,8 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.error is not None or not self.is_enabled:
             return False
         engine = self.limiter.engine
+        if engine.overrides.is_off:
+            await engine.refresh()
         engine.begin_refresh()
         if not engine.counts:
             return False

@@ -30,8 +30,6 @@ LEFT: Final = Decision(False, Reason.LIMITED, by="left", status=429)
 """Decides about a request whose client has left while it waited: nobody strikes for it or reports it, and its answer
 goes nowhere."""
 _MEMO_LIMITS: Final = 256
-_PREFLIGHTS: Final = ":preflight"
-"""The suffix of an identity that counts preflights."""
 
 
 class BoundRule:
@@ -177,7 +175,7 @@ class BoundRule:
         """Return the same rule with separate counts, for CORS preflights, which browsers send on their own."""
         if self._preflights is None:
             twin = copy(self)
-            twin.identity += _PREFLIGHTS
+            twin.identity += ":preflight"
             twin._by_limits = {}
             if self.bucket is not None:
                 twin.bucket = self.bucket.under(twin.identity)
@@ -302,8 +300,8 @@ class Plan:
         self.effects: Sequence[Any] = ()
         self.rendered: Rendered | None = None
         self.calls_functions = any(bound.calls_functions for bound in self.limiting)
-        is_one_hit = bool(self.limiting) and not self.waiting and not self.calls_functions
-        self.is_direct = is_one_hit and not self.is_conditional and not self.strikes
+        needs_more = self.is_conditional or self.strikes or self.waiting or self.calls_functions
+        self.is_direct = bool(self.limiting) and not needs_more
         charges = [charge for bound in self.limiting for charge in bound.charges]
         self._by_client: Sequence[tuple[Bucket, int]] = ()  # what a request charges, if all rules count by client
         if all(bound.key is None for bound in self.limiting):
