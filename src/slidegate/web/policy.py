@@ -27,7 +27,7 @@ from .rules import Rule
 from .signals import Signals
 from .websockets import GuardedWebSocket, MessageLimits
 
-MOST_NAMED: Final = 10
+MOST_ALIKE: Final = 10
 """The most rules and routes that findings of one kind name."""
 REQUESTS_CHECKED: Final = 1_000
 """The number of requests that are checked."""
@@ -67,7 +67,7 @@ class Findings:
     def report(self, findings: Iterable[Finding]) -> None:
         """Report the first findings of one kind. If a check raises, that is logged and no request fails."""
         try:
-            for finding in islice(findings, MOST_NAMED):
+            for finding in islice(findings, MOST_ALIKE):
                 if finding not in self.reported:
                     self.reported.append(finding)
                     logger.warning("%s", finding)

@@ -66,7 +66,6 @@ class Signals:
         self._limiter = limiter
         self._engine = limiter.engine
         self._address = address
-        self._has_other_prefixes = address.prefixes != OWN_PREFIX  # a ban of the address then has another key
         self._protected = [allowlist]
         if address.trusted:
             self._protected.append(address.networks)
@@ -119,10 +118,11 @@ class Signals:
         """Return the keys and the address whose bans apply to all requests of a client, without the keys in `keyed`."""
         if address is None:
             return (key,)
-        subjects: tuple[BanSubject, ...] = (key, address)
-        if self._has_other_prefixes:
-            subjects += (address_key(*address),)
-        return (*subjects, *operators_of(address_key(*address), self._engine.networks))
+        own_key = address_key(*address)
+        operators = operators_of(own_key, self._engine.networks)
+        if self._address.prefixes == OWN_PREFIX:
+            return (key, address, *operators)
+        return (key, address, own_key, *operators)  # by which a ban of the address is found
 
     def with_keys(self, subjects: tuple[BanSubject, ...], scope: Scope, client_key: str) -> tuple[BanSubject, ...]:
         """Return the subjects of a client and the keys of a request that policies ban in its place."""

@@ -273,7 +273,11 @@ class Visit:
     async def _start_effects(self, status: Any) -> None:
         """Let the effects of the status happen; those of the end remain."""
         effects = self.effects
-        self.effects = [effect for effect in effects if effect.statuses == ()]
+        remaining: list[Effect] = []
+        for effect in effects:
+            if effect.statuses == ():
+                remaining.append(effect)
+        self.effects = remaining
         for effect in effects:
             waiting = effect.start(self, status)
             if waiting is not None:
