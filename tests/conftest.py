@@ -44,7 +44,7 @@ settings.register_profile("deep", settings.get_profile("default"), max_examples=
 def pytest_configure(config: pytest.Config) -> None:
     """Draw fewer random examples in the command that developers run all the time; pinned ones run everywhere."""
     is_quick = "not all" in config.option.markexpr and not os.environ.get("CI")
-    if not config.getoption("--hypothesis-profile"):
+    if not config.getoption("--hypothesis-profile", default=None):  # which a run without its plugin lacks
         settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick" if is_quick else "default"))
 
 
