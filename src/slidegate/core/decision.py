@@ -134,7 +134,7 @@ class Decision:
     def states(self) -> tuple[LimitState, ...]:
         """The result for every limit, in the order of the checks; empty if no limit was checked."""
         limits = limits_read(self.checks, self.readings)
-        return tuple([state_of(bucket, key, at, reading, self.now_us) for bucket, key, at, _, reading in limits])
+        return tuple([state_of(limit, self.now_us) for limit in limits])
 
     @property
     def binding(self) -> LimitState | None:
@@ -145,8 +145,7 @@ class Decision:
         tightest = limits[0]
         if len(limits) > 1:
             tightest = max(limits, key=tightness)
-        bucket, key, at, _, reading = tightest
-        return state_of(bucket, key, at, reading, self.now_us)
+        return state_of(tightest, self.now_us)
 
     @property
     def is_whole(self) -> bool:

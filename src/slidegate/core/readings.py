@@ -45,9 +45,9 @@ class LimitState(NamedTuple):
     """Whether the rule only reports, and never refuses."""
 
 
-def state_of(bucket: Bucket, key: str, at: int, reading: WindowState, now_us: int) -> LimitState:
-    """Return the state of a limit, given its index in the bucket and the reading of its window at a time."""
-    spent, leaves_us, mark, wait_us = reading
+def state_of(limit_read: _LimitReading[WindowState], now_us: int) -> LimitState:
+    """Return the state of a limit, given the reading of its window at a time."""
+    bucket, key, at, _, (spent, leaves_us, mark, wait_us) = limit_read
     limit = bucket.limits[at]
     more_after_us = reset_after_us = 0
     # Permits have no times: all of theirs are 0.

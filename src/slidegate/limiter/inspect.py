@@ -75,8 +75,8 @@ def states_in(snapshot: Snapshot, checks: Sequence[Check]) -> list[LimitState]:
     """Return the state of each limit of some checks for one more unit, given what the store says of their windows."""
     now_us, unix_us, windows = snapshot
     states: list[LimitState] = []
-    for bucket, key, at, _, window in limits_read(checks, windows):
+    for bucket, key, at, cost, window in limits_read(checks, windows):
         counter = bucket.limits[at].counter_by(lambda: unix_us)
         _, reading = counter.spend(window, now_us, 0)
-        states.append(state_of(bucket, key, at, reading, now_us))
+        states.append(state_of((bucket, key, at, cost, reading), now_us))
     return states
