@@ -158,6 +158,7 @@ def canonical_key(key: str) -> str:
 
 def address_key(version: int, value: int, ipv4_prefix: int = 32, ipv6_prefix: int = IPV6_PREFIX) -> str:
     """Return the key of a client's address: the network that contains it, as text."""
+    prefix = ipv6_prefix
     if version == 4:
-        return format_network(version, value, ipv4_prefix)
-    return format_network(version, value, ipv6_prefix)
+        prefix = ipv4_prefix
+    return format_network(version, value, prefix)

@@ -28,14 +28,14 @@ def check_name(name: object, option: str, most: int = MAX_NAME) -> str:
     return name
 
 
-def check_whole(value: object, low: int, high: int, option: str, example: str) -> int:
+def check_whole(value: object, low: int, high: int, option: str, example: str, hint: str = "") -> int:
     """Return `value` if it is a whole number from `low` to `high`.
 
     Raises:
-        ConfigurationError: It is not; the message contains `option` and the example.
+        ConfigurationError: It is not; the message contains `option` and the example, and ends with the hint.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ConfigurationError(
-            f"expected a whole number from {low} to {high}, {example}, not {quoted(value)}", option
+            f"expected a whole number from {low} to {high}, {example}, not {quoted(value)}{hint}", option
         )
     return value

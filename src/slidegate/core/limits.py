@@ -19,7 +19,7 @@ from typing import Final, Self, TypeAlias
 from .arguments import check_name, check_whole
 from .counters import Counter
 from .durations import format_duration, parse_duration_us
-from .errors import ConfigurationError, quoted
+from .errors import ConfigurationError
 from .ring import Ring, expires_us
 
 Identity: TypeAlias = tuple[int, int | str]
@@ -32,8 +32,6 @@ MAX_RESOLUTION: Final = 3_600
 # 64 entries of 12 bytes take three quarters of a kilobyte, and keep the extra wait below 2 % of the window.
 DEFAULT_RESOLUTION: Final = 64
 
-REFUSE_ALL: Final = 'to refuse all requests, write Rule("/path", block=True)'
-
 
 def check_amount(amount: object, option: str, example: str) -> int:
     """Return `amount` if it can be that of a limit; of 0, which other limiters read in two ways, say what to write.
@@ -41,10 +39,10 @@ def check_amount(amount: object, option: str, example: str) -> int:
     Raises:
         ConfigurationError: It cannot.
     """
+    hint = ""
     if amount == 0:
-        problem = f"expected a whole number from 1 to {MAX_AMOUNT}, {example}, not {quoted(amount)}; {REFUSE_ALL}"
-        raise ConfigurationError(problem, option)
-    return check_whole(amount, 1, MAX_AMOUNT, option, example)
+        hint = '; to refuse all requests, write Rule("/path", block=True)'
+    return check_whole(amount, 1, MAX_AMOUNT, option, example, hint)
 
 
 class AnyLimit:
@@ -77,7 +75,7 @@ class AnyLimit:
     is_listed: bool = True
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyLimit) and type(self) is type(other) and self._compared() == other._compared()
+        return isinstance(other, AnyLimit) and self._compared() == other._compared()
 
     def __hash__(self) -> int:
         return hash(self._compared())
@@ -132,8 +130,8 @@ class AnyLimit:
         return f"<{type(self).__name__} {self}>"
 
     def _compared(self) -> tuple[object, ...]:
-        """Return what limits of one class are equal by."""
-        return self.amount, self.name, self.same_window
+        """Return what limits are equal by."""
+        return type(self), self.amount, self.name, self.same_window
 
     def _set_name(self, name: str | None) -> None:
         if name is not None:

@@ -65,13 +65,8 @@ class Networks:
         self._bounds = other._bounds
 
     def __contains__(self, address: object) -> bool:
-        if not isinstance(address, str):
-            address = str(address)
-        parsed = parse_address(address)
-        if parsed is None:
-            return False
-        version, value = parsed
-        return self.covers(version, value)
+        parsed = parse_address(str(address))
+        return parsed is not None and self.covers(*parsed)
 
     def covers(self, version: int, value: int) -> bool:
         """Return whether a parsed address is in one of the networks."""
