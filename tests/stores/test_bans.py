@@ -229,8 +229,7 @@ def small(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Opened:
     numbers = itertools.count()
 
     def small(clock: FakeClock, max_keys: int, cells: int = 1) -> Any:
-        for module in ("memory.shard", "lmdb.windows"):
-            monkeypatch.setattr(f"slidegate.stores.{module}.SHARED_CELLS", cells)
+        monkeypatch.setattr("slidegate.stores.shared.SHARED_CELLS", cells)
         return opened(str(next(numbers)), clock=clock, max_keys=max_keys)
 
     return small

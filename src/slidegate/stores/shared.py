@@ -50,6 +50,12 @@ def name_digest(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=NAME_DIGEST_BYTES).digest()
 
 
+def cell_of(name: bytes, secret: bytes) -> int:
+    """Return the number of the shared cell of a key; clients cannot predict which keys have the same."""
+    digest = blake2b(name, key=secret, digest_size=4).digest()
+    return int.from_bytes(digest, "big") % SHARED_CELLS
+
+
 def keys_shared(max_keys: int) -> Event:
     """Return the event for keys that are counted in shared cells."""
     message = f"all {max_keys} keys are in use, so others are counted in shared cells; raise max_keys"

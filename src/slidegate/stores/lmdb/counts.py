@@ -50,7 +50,7 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
 from ...core.ring import pack_head
 from ...core.stored import UNREADABLE
-from .gate import Gate, is_file_at
+from .gate import Gate, identity_of, is_file_at
 from .kept import Kept, Tell
 from .rows import BANS, BETWEEN, DAMAGE, LEVELS, NAMES, NO_LIFE, WINDOWS, Databases, LmdbBanRows, TransactionRows
 
@@ -126,8 +126,7 @@ class CountsFile:
             os.close(self._file)
             raise
         self.dbs: Databases
-        status = os.fstat(self._file)
-        self.identity = status.st_dev, status.st_ino
+        self.identity = identity_of(self._file)
         self._page_bytes = int(self.lmdb.stat()["psize"])
         self.size = int(self.lmdb.info()["map_size"])
         self._lead = min(LEAD, self.size // 4)
@@ -302,7 +301,7 @@ def _open_existing(path: Path, gate: Gate, options: Options, *, is_alone: bool) 
             ready: bytes = txn.get(_READY, b"")
             if is_alone:
                 txn.put(_READY, ready)  # any write puts the size of the map into the file, too
-        if ready[:-_CELL_KEY_BYTES] != gate.identity():
+        if ready[:-_CELL_KEY_BYTES] != identity_of(gate.file):
             raise lmdb.InvalidError("it was not complete, or was used behind another gate")
         counts.dbs = counts.dbs._replace(cell_key=ready[-_CELL_KEY_BYTES:])
     except BaseException:
@@ -325,7 +324,7 @@ def _create(path: Path, gate: Gate, options: Options, kept: Kept) -> CountsFile:
         counts.open_databases(create=True)
         kept.read(partial(_fill, counts))  # in order, which fills whole pages
         with counts.lmdb.begin(counts.dbs.meta, write=True) as txn:
-            txn.put(_READY, gate.identity() + counts.dbs.cell_key)
+            txn.put(_READY, identity_of(gate.file) + counts.dbs.cell_key)
     except BaseException:
         if counts is not None:
             counts.close()

@@ -104,7 +104,7 @@ class Environment:
         self.counts: CountsFile
         self._state = State.SHUT
         self._damage = ""  # what LMDB says of a damaged page of the file, which is deleted then
-        self._bad_file: tuple[int, int] | None = None
+        self._bad_file = b""
         """The file that was opened again after a bad transaction; a second one in it means that a page is damaged."""
         self._process = os.getpid()
         self._inside = 0  # the thread that is behind the gate; 0 for none

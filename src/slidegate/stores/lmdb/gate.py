@@ -133,6 +133,12 @@ def unusable(path: Path, error: OSError) -> ConfigurationError:
     )
 
 
+def identity_of(file: int) -> bytes:
+    """Return bytes that differ for each file."""
+    status = os.fstat(file)
+    return b"%d:%d:" % (status.st_dev, status.st_ino)
+
+
 def is_file_at(file: int, path: Path) -> bool:
     """Return whether an open file is still the file at a path."""
     try:
@@ -195,11 +201,6 @@ class Gate:
     def is_in_place(self) -> bool:
         """Return whether both files are still those at their paths."""
         return is_file_at(self.file, self.path / GATE) and is_file_at(self._users, self.path / USERS)
-
-    def identity(self) -> bytes:
-        """Return bytes that differ for each file that has been the gate."""
-        status = os.fstat(self.file)
-        return b"%d:%d:" % (status.st_dev, status.st_ino)
 
     def close(self) -> None:
         """Close the files, which releases the locks unless another process has inherited them."""

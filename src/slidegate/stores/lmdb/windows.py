@@ -21,7 +21,6 @@ Each transaction that changes a row of permits writes the true count of this pro
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Final, NamedTuple, TypeAlias
 
 import lmdb
@@ -34,7 +33,7 @@ from ...core.memo import remember
 from ...core.quotas import KEPT_US
 from ...core.store import Clock
 from ..leases import HeldPermits
-from ..shared import SHARED_CELLS, digest_of
+from ..shared import cell_of, digest_of
 from .counts import Room
 from .rows import ALL_WINDOWS, HEAD, NO_LIFE, WINDOWS, TransactionRows, due_us, row_of
 
@@ -134,8 +133,7 @@ class WindowRows:
         if stored:
             self._load(WINDOWS, self.own, row, stored, bound.head)
             return self.own, row
-        number = int.from_bytes(blake2b(row, key=self._dbs.cell_key, digest_size=2).digest(), "big") % SHARED_CELLS
-        cell = number.to_bytes(2, "big") + bound.digest
+        cell = cell_of(row, self._dbs.cell_key).to_bytes(2, "big") + bound.digest
         if cell not in self.shared:
             self._load(CELLS, self.shared, cell, self._txn.get(cell, b"", self._dbs.cells), bound.head)
         if not create:

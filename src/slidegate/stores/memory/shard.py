@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from threading import Lock, RLock
 from typing import Any, Final, TypeAlias
 
@@ -19,7 +18,7 @@ from ...core.counters import ALONE, apart
 from ...core.limits import AnyLimit
 from ...core.limits import Identity as Window
 from ...core.quotas import Quota
-from ..shared import SHARED_CELLS
+from ..shared import cell_of
 
 STEP_WINDOWS: Final = 512
 """The most windows that one step of the sweep visits, in a fraction of a millisecond."""
@@ -139,13 +138,6 @@ class Generations:
                 return windows
         return None
 
-    def window(self, name: str) -> bytes:
-        """Return a window; empty if there is none."""
-        windows = self.of(name)
-        if windows is None:
-            return b""
-        return windows[name]
-
     def step(self, now_us: int, unix_us: int) -> int:
         """Visit some stale windows, and delete those that are not in use; return how many were visited.
 
@@ -214,7 +206,7 @@ class Table(Generations):
         permits would never be released, so a key stays in a cell as long as that contains permits.
 
         Args:
-            secret: The key of the keyed hash that selects a cell, so that clients cannot predict collisions.
+            secret: The key of the hash that selects a cell.
         """
         window = self.stale.pop(key, None)
         if window is not None:
@@ -224,8 +216,9 @@ class Table(Generations):
         if has_room and not self.cells:
             self.fresh[key] = b""
             return self.fresh, key
-        number = cell_of(key, secret)
-        cell = self.cells.window(number)
+        number = str(cell_of(key.encode(), secret))
+        cells = self.cells.of(number) or {number: b""}
+        cell = cells[number]
         if has_room and cell and self.holds_permits:
             self.capacity.release(1)
             has_room = False
@@ -260,7 +253,7 @@ class Table(Generations):
             return windows, key
         if not self.cells:  # as usual, so that no digest is computed
             return {key: b""}, key
-        number = cell_of(key, secret)
+        number = str(cell_of(key.encode(), secret))
         cells = self.cells.of(number)
         if cells is None:
             return {number: b""}, number
@@ -346,9 +339,3 @@ class Tables(list[Table]):
     def is_swept(self) -> bool:
         """Return whether the sweep is complete; the next one begins at the first table."""
         return self._next == len(self)
-
-
-def cell_of(key: str, secret: bytes) -> str:
-    """Return the number of the shared cell of a key, as text."""
-    digest = blake2b(key.encode(), key=secret, digest_size=4).digest()
-    return str(int.from_bytes(digest, "big") % SHARED_CELLS)
