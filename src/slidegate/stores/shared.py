@@ -6,7 +6,7 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from inspect import isawaitable
@@ -14,6 +14,9 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
+from ..core.buckets import Check
+from ..core.decide import WindowRef, decide
+from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.events import Event
 from ..core.memo import MEMO_SIZE
@@ -54,6 +57,16 @@ def cell_of(name: bytes, secret: bytes) -> int:
     """Return the number of the shared cell of a key; clients cannot predict which keys have the same."""
     digest = blake2b(name, key=secret, digest_size=4).digest()
     return int.from_bytes(digest, "big") % SHARED_CELLS
+
+
+def preview(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
+    """Return what `decide` would answer, without a charge: it changes copies of the windows."""
+    copies: list[WindowRef] = []
+    for counter, cost, windows, name, is_charged in refs:
+        copies.append((counter, cost, {name: windows[name]}, name, is_charged))
+    decision = decide(checks, copies, now_us)
+    decision.reservations = ()
+    return decision
 
 
 def keys_shared(max_keys: int) -> Event:

@@ -24,7 +24,7 @@ from ...core.store import Clock, Snapshot, Store
 from ...core.stored import all_readable
 from ..ban_book import LOG_EVERY_US, BanBook
 from ..leases import HeldPermits
-from ..shared import keys_shared
+from ..shared import keys_shared, preview
 from .counts import CHECK_EVERY, Room
 from .environment import Environment
 from .kept import note
@@ -208,12 +208,7 @@ class Transaction:
         """Return what `hit` would answer now, without a charge."""
         decision = self.refusal_by_ban(checks, subjects)
         if decision is None:
-            refs = [
-                (counter, cost, {row: windows[row]}, row, is_charged)
-                for counter, cost, windows, row, is_charged in self._find(checks, create=False)
-            ]
-            decision = decide(checks, refs, self.rows.now_us)
-            decision.reservations = ()
+            decision = preview(checks, self._find(checks, create=False), self.rows.now_us)
         return decision
 
     def charge(self, checks: Sequence[Check]) -> Decision:

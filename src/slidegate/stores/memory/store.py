@@ -27,7 +27,7 @@ from ...core.arguments import check_whole
 from ...core.bans.ban import BanSubject
 from ...core.buckets import Bucket, Check
 from ...core.counters import Counter
-from ...core.decide import WindowRef, charge_all, decide, refund_all, refuse, release_permits
+from ...core.decide import WindowRef, charge_all, refund_all, refuse, release_permits
 from ...core.decision import OK, Decision
 from ...core.events import Event
 from ...core.limits import MAX_AMOUNT, AnyLimit
@@ -38,7 +38,7 @@ from ...core.ring import WindowState
 from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US
 from ..forks import ForkHook
-from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, keys_shared
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, keys_shared, preview
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBanRows, MemoryBans
 from .shard import STEP_WINDOWS, Capacity, Identity, Locks, Shard, Table, Tables, Windows, release_if_held
@@ -204,15 +204,8 @@ class MemoryStore(Store):
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
-        refs: list[WindowRef] = []
         with self._lock_of(checks):
-            now_us = self.time_us()
-            for counter, cost, windows, name, is_charged in self._existing_refs(checks):
-                copied = {name: windows[name]}
-                refs.append((counter, cost, copied, name, is_charged))
-        decision = decide(checks, refs, now_us)
-        decision.reservations = ()
-        return decision
+            return preview(checks, self._existing_refs(checks), self.time_us())
 
     def inspect(self, checks: Sequence[Check]) -> Snapshot:
         self.expect_open()
