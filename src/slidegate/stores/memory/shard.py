@@ -112,7 +112,7 @@ class Capacity:
 
 
 class Generations:
-    """Windows by name, in two generations. Callers hold the shard's lock.
+    """The windows of one limit in one shard, by name, in two generations. Callers hold the shard's lock.
 
     A window that is used is in `fresh`. Once per window length, the windows in `stale` are removed, some in each step,
     because they have not been used for that long; then `fresh` becomes `stale`. So expired windows are found without
@@ -121,15 +121,31 @@ class Generations:
     `fresh` is always the same dict, because the store keeps it as a place of each limit.
 
     Args:
+        rule: The name of the bucket.
         limit: One of the limits that share these windows; its amount does not matter.
+        capacity: Counts them; None if they are shared cells, whose number is limited anyway.
+
+    Attributes:
+        counts_strikes: Whether the limit is that of a ban policy, whose windows only an unban resets.
+        holds_permits: Whether the limit is a concurrency limit.
     """
 
-    __slots__ = ("fresh", "limit", "stale")
+    __slots__ = ("capacity", "counts_strikes", "fresh", "holds_permits", "limit", "shard", "stale")
 
-    def __init__(self, limit: AnyLimit) -> None:
+    def __init__(self, rule: str, limit: AnyLimit, shard: Shard, capacity: Capacity | None) -> None:
         self.limit = limit
+        self.shard = shard
+        self.capacity = capacity
         self.fresh: dict[str, bytes] = {}
         self.stale: dict[str, bytes] = {}
+        self.counts_strikes = rule.startswith(STRIKES)
+        self.holds_permits = isinstance(limit, Concurrency)
+
+    def __bool__(self) -> bool:
+        return bool(self.fresh or self.stale)
+
+    def __len__(self) -> int:
+        return len(self.fresh) + len(self.stale)
 
     def of(self, name: str) -> dict[str, bytes] | None:
         """Return the generation that contains a window; None if there is no such window."""
@@ -143,11 +159,12 @@ class Generations:
 
         Windows of limits with a `life_us` are deleted without reading them: this time has passed since their last use.
         """
-        visited = min(len(self.stale), STEP_WINDOWS)
+        before, visited = len(self), min(len(self.stale), STEP_WINDOWS)
         for _ in range(visited):
             name, window = self.stale.popitem()
             if not self.limit.life_us and self.in_use(window, now_us, unix_us):
                 self.fresh[name] = window
+        self._release(before - len(self))
         return visited
 
     def rotate(self) -> int:
@@ -159,13 +176,24 @@ class Generations:
 
     def clear(self) -> list[dict[str, bytes]]:
         """Delete all windows, and return them."""
+        self._release(len(self))
         deleted = [self.fresh.copy(), self.stale]
         self.fresh.clear()
         self.stale = {}
         return deleted
 
-    def __bool__(self) -> bool:
-        return bool(self.fresh or self.stale)
+    def permits(self) -> int:
+        """Return how many permits of a concurrency limit are taken."""
+        permits = 0
+        for window in (*self.fresh.values(), *self.stale.values()):
+            _, units, _ = apart(window, ALONE)
+            permits += units
+        return permits
+
+    def _release(self, keys: int) -> None:
+        """Release the room of some windows."""
+        if self.capacity is not None:
+            self.capacity.release(keys)
 
     def in_use(self, window: bytes, now_us: int, unix_us: int) -> bool:
         """Return whether a window is in use; for a quota according to Unix time."""
@@ -176,28 +204,18 @@ class Generations:
 
 
 class Table(Generations):
-    """The windows of one limit in one shard, by key.
-
-    Args:
-        identity: The rule and the window that the limits have in common.
-        limit: One of the limits.
-        capacity: Counts the windows of the store.
+    """The windows of keys.
 
     Attributes:
         cells: The shared cells: windows of keys for which there was no room, by cell number.
-        counts_strikes: Whether the limit is that of a ban policy, whose windows only an unban resets.
-        holds_permits: Whether the limit is a concurrency limit.
     """
 
-    __slots__ = ("capacity", "cells", "counts_strikes", "holds_permits", "shard")
+    __slots__ = ("cells",)
+    capacity: Capacity
 
-    def __init__(self, identity: Identity, limit: AnyLimit, shard: Shard, capacity: Capacity) -> None:
-        super().__init__(limit)
-        self.shard = shard
-        self.capacity = capacity
-        self.cells = Generations(limit)
-        self.counts_strikes = identity[0].startswith(STRIKES)
-        self.holds_permits = isinstance(limit, Concurrency)
+    def __init__(self, rule: str, limit: AnyLimit, shard: Shard, capacity: Capacity) -> None:
+        super().__init__(rule, limit, shard, capacity)
+        self.cells = Generations(rule, limit, shard, None)
 
     def place(self, key: str, secret: bytes) -> tuple[Windows, str]:
         """Make a window for a key that is not in `fresh`, or a cell if there is no room; return its location.
@@ -271,34 +289,6 @@ class Table(Generations):
         windows[key] = b""
         return self.in_use(window, now_us, unix_us)
 
-    def step(self, now_us: int, unix_us: int) -> int:
-        """Visit some stale windows and cells, and delete those that are not in use; return how many were visited."""
-        keys = len(self.fresh) + len(self.stale)
-        visited = super().step(now_us, unix_us)
-        self.capacity.release(keys - len(self.fresh) - len(self.stale))
-        return visited + self.cells.step(now_us, unix_us)
-
-    def rotate(self) -> int:
-        """Make the fresh windows and cells stale; return how many there are."""
-        return super().rotate() + self.cells.rotate()
-
-    def permits(self) -> int:
-        """Return how many permits of a concurrency limit are taken."""
-        permits = 0
-        for windows in (self.fresh, self.stale, self.cells.fresh, self.cells.stale):
-            for window in windows.values():
-                _, units, _ = apart(window, ALONE)
-                permits += units
-        return permits
-
-    def clear(self) -> list[dict[str, bytes]]:
-        """Delete all windows and cells, and return them."""
-        self.capacity.release(len(self.fresh) + len(self.stale))
-        return [*super().clear(), *self.cells.clear()]
-
-    def __bool__(self) -> bool:
-        return super().__bool__() or bool(self.cells)
-
 
 class Tables(list[Table]):
     """The tables of one limit, one for each shard, and the progress of their sweep.
@@ -306,12 +296,14 @@ class Tables(list[Table]):
     Attributes:
         identity: The rule and the window that they have in common.
         limit: One of the limits.
+        with_cells: The tables, and their cells.
     """
 
-    __slots__ = ("_next", "identity", "limit")
+    __slots__ = ("_next", "identity", "limit", "with_cells")
 
     def __init__(self, identity: Identity, limit: AnyLimit, shards: Sequence[Shard], capacity: Capacity) -> None:
-        super().__init__([Table(identity, limit, shard, capacity) for shard in shards])
+        super().__init__([Table(identity[0], limit, shard, capacity) for shard in shards])
+        self.with_cells: list[Generations] = [*self, *[table.cells for table in self]]
         self.identity = identity
         self.limit = limit
         self._next = 0
@@ -324,15 +316,16 @@ class Tables(list[Table]):
         if self.is_swept():
             self._next = 0
         work = 0
-        while self._next < len(self) and work < STEP_WINDOWS:
+        while not self.is_swept() and work < STEP_WINDOWS:
             table = self[self._next]
+            parts = table, table.cells
             work += 1
-            if table:  # most tables of a rule that few keys use are empty
+            if any(parts):  # most tables of a rule that few keys use are empty
                 with table.shard.lock:
-                    work += table.step(now_us, unix_us)
+                    work += sum([windows.step(now_us, unix_us) for windows in parts])
                     if table.stale or table.cells.stale:
                         break
-                    work += table.rotate() // COPIED
+                    work += sum([windows.rotate() for windows in parts]) // COPIED
             self._next += 1
         return work
 

@@ -41,7 +41,7 @@ from ..forks import ForkHook
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, keys_shared, preview
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBanRows, MemoryBans
-from .shard import STEP_WINDOWS, Capacity, Identity, Locks, Shard, Table, Tables, Windows, release_if_held
+from .shard import STEP_WINDOWS, Capacity, Generations, Identity, Locks, Shard, Table, Tables, Windows, release_if_held
 
 SHARD_KEYS: Final = 8_192
 """The most keys of a shard, if shards suffice: copying such a dict takes a fraction of a millisecond."""
@@ -131,12 +131,10 @@ class MemoryStore(Store):
         for shard in self._shards:
             shard.lock = RLock()
         self._places.clear()
-        keys = 0
         for table in self._every_table():
             if table.holds_permits:
                 table.clear()
-            keys += len(table.fresh) + len(table.stale)
-        self._capacity.keys = keys
+        self._capacity.keys = sum([len(table) for tables in self._tables.values() for table in tables])
         self.bans.rows.restart()
         self._new = deque(self._tables.values())
         self._schedule = []
@@ -277,9 +275,9 @@ class MemoryStore(Store):
         self.bans.clear()
         self._clear(lambda table: not table.holds_permits)
 
-    def _clear(self, is_included: Callable[[Table], bool]) -> bool:
+    def _clear(self, is_included: Callable[[Generations], bool]) -> bool:
         """Delete the windows and cells of some tables; return whether any was in use."""
-        forgotten: list[tuple[Table, dict[str, bytes]]] = []
+        forgotten: list[tuple[Generations, dict[str, bytes]]] = []
         with self._all:  # all locks, so that no question finds a part of the keys reset
             for table in filter(is_included, self._every_table()):
                 forgotten += [(table, windows) for windows in table.clear()]
@@ -418,9 +416,9 @@ class MemoryStore(Store):
                 places[at].append((counter, table.fresh, bucket.count_denied, table))
         return remember(self._places, bucket, places)
 
-    def _every_table(self) -> list[Table]:
-        """Return the tables of all limits in all shards."""
-        return [table for tables in list(self._tables.values()) for table in tables]
+    def _every_table(self) -> list[Generations]:
+        """Return the tables of all limits in all shards, and their cells."""
+        return [table for tables in list(self._tables.values()) for table in tables.with_cells]
 
     def _tables_of(self, name: str, limit: AnyLimit) -> Tables:
         """Return the tables of a limit, one for each shard, after making missing ones. A shard's lock is held."""
@@ -472,7 +470,7 @@ class MemoryStore(Store):
             if not tables.is_swept():
                 return  # the next call goes on with it
             heappop(self._schedule)
-            if any(tables) or not self._drop(tables):
+            if any(tables.with_cells) or not self._drop(tables):
                 self._visit_later(tables)
 
     def _visit_later(self, tables: Tables) -> None:
@@ -486,7 +484,7 @@ class MemoryStore(Store):
     def _drop(self, tables: Tables) -> bool:
         """Delete the tables of a limit unless there is a window in them; return whether they are deleted."""
         with self._all:
-            if any(tables):
+            if any(tables.with_cells):
                 return False
             self._tables.pop(tables.identity, None)
             self._places.clear()  # under all locks: no hit may go into windows that are no longer read
