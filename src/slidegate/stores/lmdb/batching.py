@@ -93,23 +93,22 @@ class Batcher:
 
     def command(
         self,
-        do: Callable[[Transaction, *Args], T],
-        *args: *Args,
+        do: Callable[[Transaction], T],
+        *,
         needs_room: bool = True,
         deadline_s: float = COMMAND_DEADLINE_S,
     ) -> T | Awaitable[T]:
         """Run a job of an operator; its answer is returned when what it has changed is on the disk, see `kept`.
 
         Args:
-            do: Called with the transaction, then with `args`.
-            args: Its arguments.
+            do: Called with the transaction.
             needs_room: Whether the file may grow by it.
             deadline_s: How long to wait for other processes and the disk, in seconds.
         """
 
         async def command() -> T:
             answer, survives = await answer_of(
-                self.run(Transaction.command, do, args, needs_room=needs_room, deadline_s=deadline_s)
+                self.run(Transaction.command, do, needs_room=needs_room, deadline_s=deadline_s)
             )
             if survives:
                 await self.keep(deadline_s)

@@ -260,7 +260,9 @@ class LmdbBans(BookBans):
     def command(
         self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S, *, needs_room: bool = True
     ) -> T | Awaitable[T]:
-        return self._batcher.command(Transaction.change_bans, do, needs_room=needs_room, deadline_s=deadline_s)
+        return self._batcher.command(
+            lambda transaction: transaction.change_bans(do), needs_room=needs_room, deadline_s=deadline_s
+        )
 
     async def _load(self, bans: Iterable[Ban]) -> int:
         imported = await super()._load(bans)

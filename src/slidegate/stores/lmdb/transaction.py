@@ -169,7 +169,7 @@ class Transaction:
         settings, counts = process.settings, process.env.counts
         may_grow = False
         for _, _, needs_room in jobs:
-            may_grow = may_grow or needs_room
+            may_grow |= needs_room
         if may_grow and counts.room is Room.NO_CHANGES:
             raise lmdb.MapFullError("it has no room for changes")
         # The clock is read behind the gate: under an older time, units of later charges would leave too early.
@@ -187,10 +187,10 @@ class Transaction:
             note(txn, counts.dbs, rows.noted)
             self.has_unkept = True
 
-    def command(self, do: Callable[..., T], args: tuple[Any, ...]) -> tuple[T, bool]:
+    def command(self, do: Callable[[Transaction], T]) -> tuple[T, bool]:
         """Do a job; return its answer, and whether it has changed what survives a restart of the machine."""
         before = len(self.rows.noted)
-        answer = do(self, *args)
+        answer = do(self)
         return answer, len(self.rows.noted) > before
 
     # -- questions ----------------------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ class MemoryStore(Store):
             if has_room:
                 decision = Decision(True, OK, now_us, checks, states, None)
             else:
-                decision = refuse(checks, states, now_us, self._existing_refs)
+                decision = refuse(checks, states, now_us, self._refs)
         except BaseException:
             release_if_held(lock)
             raise
@@ -203,19 +203,19 @@ class MemoryStore(Store):
         if refusal is not None:
             return refusal
         with self._lock_of(checks):
-            return preview(checks, self._existing_refs(checks), self.time_us())
+            return preview(checks, self._refs(checks), self.time_us())
 
     def inspect(self, checks: Sequence[Check]) -> Snapshot:
         self.expect_open()
         with self._lock_of(checks):
-            windows = [windows[name] for _, _, windows, name, _ in self._existing_refs(checks)]
+            windows = [windows[name] for _, _, windows, name, _ in self._refs(checks)]
             return Snapshot(self.time_us(), self.unix_us(), windows)
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Decision:
         self.expect_open()
         with self._lock_of(checks):
             now_us = self._now_us()
-            decision = charge_all(checks, self._refs(checks, self._make_window), now_us)
+            decision = charge_all(checks, self._refs(checks, create=True), now_us)
         self.tidy(now_us)
         return decision
 
@@ -223,7 +223,7 @@ class MemoryStore(Store):
         self.expect_open()
         checks = [reservation.check for reservation in reservations]
         with self._lock_of(checks):
-            return refund_all(reservations, self._existing_refs(checks), self._now_us())
+            return refund_all(reservations, self._refs(checks), self._now_us())
 
     def release(self, decision: Decision) -> bool:
         """Return the permits of a decision at once; False if its reservations have to be refunded instead.
@@ -381,20 +381,22 @@ class MemoryStore(Store):
             remember(self._cleared, first_key, cleared, MANY)
         return refusal
 
-    def _refs(self, checks: Sequence[Check], find: Callable[[Table, str], tuple[Windows, str]]) -> list[WindowRef]:
-        """Return the locations of a question's windows; `find` returns one that is not fresh. The lock is held."""
+    def _refs(self, checks: Sequence[Check], *, create: bool = False) -> list[WindowRef]:
+        """Return the locations of a question's windows. The lock is held.
+
+        Args:
+            create: Whether to make missing windows.
+        """
         refs: list[WindowRef] = []
         for bucket, key, cost in checks:
             for counter, windows, is_charged, table in self._places_of(bucket)[self._shard_of(key)]:
                 name = key
-                if key not in windows:
-                    windows, name = find(table, key)
+                if key not in windows and create:
+                    windows, name = self._make_window(table, key)
+                elif key not in windows:
+                    windows, name = table.find(key, self._secret)
                 refs.append((counter, cost, windows, name, is_charged))
         return refs
-
-    def _existing_refs(self, checks: Sequence[Check]) -> list[WindowRef]:
-        """Return the locations of a question's windows without making any. The lock is held."""
-        return self._refs(checks, lambda table, key: table.find(key, self._secret))
 
     def _make_window(self, table: Table, key: str) -> tuple[Windows, str]:
         """Make a window for a key, or where there is no room find its shared cell. The lock is held."""
