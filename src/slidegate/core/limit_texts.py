@@ -43,17 +43,16 @@ def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[Any
     # Bytes are iterable, too: their numbers would be the parts in the message.
     if isinstance(limits, Iterable) and not isinstance(limits, (str, bytes)):
         parts = limits
-    parsed: list[AnyLimit] = []
-    for part in parts:
-        parsed += _read_part(part)
-    if not parsed:
-        raise ConfigurationError(f"expected at least one, for example {EXAMPLE}", "limits")
     by_window: dict[Identity, AnyLimit] = {}
-    for limit in parsed:
-        twin = by_window.setdefault(limit.same_window, limit)
-        if twin is not limit:
-            raise ConfigurationError(f"'{twin}' and '{limit}' have the same window; keep the smaller one", "limits")
-    return tuple(parsed)
+    for part in parts:
+        for limit in _read_part(part):
+            twin = by_window.setdefault(limit.same_window, limit)
+            if twin is not limit:
+                problem = f"'{twin}' and '{limit}' have the same window; keep the smaller one"
+                raise ConfigurationError(problem, "limits")
+    if not by_window:
+        raise ConfigurationError(f"expected at least one, for example {EXAMPLE}", "limits")
+    return tuple(by_window.values())
 
 
 def _read_part(part: object) -> Sequence[AnyLimit]:

@@ -59,6 +59,7 @@ class AnyLimit:
         span_us: How long a unit counts after it was spent, in microseconds.
         life_us: The longest time that a unit may count in a window of this length, in microseconds; 0 if unknown.
         is_listed: Whether it can be one of several limits; if not, it is configured by an option of its own.
+        suffix: Distinguishes the limit's name on the wire from others of its rule.
         check_us: How long after units were spent to check whether they have left, in microseconds.
     """
 
@@ -73,6 +74,7 @@ class AnyLimit:
     life_us: int = 0
     check_us: int = 0
     is_listed: bool = True
+    suffix: str = ""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AnyLimit) and self._compared() == other._compared()
@@ -106,11 +108,6 @@ class AnyLimit:
     def become(self, amount: int) -> None:
         """Change the amount of a bucket's own copy; the change holds for the next hit."""
         self._fill(amount=amount)
-
-    @property
-    def suffix(self) -> str:
-        """The suffix that distinguishes the limit's name on the wire from others of its rule."""
-        return ""
 
     @property
     def window_s(self) -> int | None:
@@ -169,7 +166,18 @@ class Limit(AnyLimit):
         ConfigurationError: A value is outside its range.
     """
 
-    __slots__ = ("check_us", "counter", "exact", "life_us", "resolution", "slice_us", "slices", "span_us", "window_us")
+    __slots__ = (
+        "check_us",
+        "counter",
+        "exact",
+        "life_us",
+        "resolution",
+        "slice_us",
+        "slices",
+        "span_us",
+        "suffix",
+        "window_us",
+    )
 
     window_us: int
     slice_us: int
@@ -199,7 +207,7 @@ class Limit(AnyLimit):
         slices = -(-window_us // slice_us)
         life_us = (slices + 1) * slice_us
         self._fill(window_us=window_us, resolution=resolution, life_us=life_us, check_us=life_us)
-        self._fill(slice_us=slice_us, slices=slices)
+        self._fill(slice_us=slice_us, slices=slices, suffix=f"{window_us / 1_000_000:.6f}".rstrip("0").rstrip("."))
         self._fill(counter=Ring(amount, resolution, slice_us, window_us))
         self.become(amount)
 
@@ -223,11 +231,6 @@ class Limit(AnyLimit):
     def same_window(self) -> Identity:
         """Window and resolution: limits of one rule with both equal share a window, whatever their amounts."""
         return self.window_us, self.resolution
-
-    @property
-    def suffix(self) -> str:
-        """See `AnyLimit.suffix`: the seconds of the window."""
-        return f"{self.window_us / 1_000_000:.6f}".rstrip("0").rstrip(".")
 
     @property
     def window_s(self) -> int | None:

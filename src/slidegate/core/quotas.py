@@ -46,7 +46,7 @@ class Quota(AnyLimit):
         ConfigurationError: A value is invalid, the zone is unknown, or there is no time zone database.
     """
 
-    __slots__ = ("calendar", "starts", "unit", "zone_name")
+    __slots__ = ("calendar", "starts", "suffix", "unit", "zone_name")
 
     check_us = KEPT_US
     unit: Unit
@@ -70,7 +70,7 @@ class Quota(AnyLimit):
         self._set_name(name)
         anchor, spelled = read_anchor(unit, starts)
         calendar = Calendar(unit, anchor, load_zone(zone))
-        self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, calendar=calendar)
+        self._fill(amount=amount, unit=unit, suffix=unit, starts=spelled, zone_name=zone, calendar=calendar)
 
     def counter_by(self, unix_us: Callable[[], int]) -> QuotaCounter:
         return QuotaCounter(self, unix_us)
@@ -79,11 +79,6 @@ class Quota(AnyLimit):
     def same_window(self) -> Identity:
         """Unit, zone and start: quotas of one rule with all three equal share a count, whatever their amounts."""
         return 0, f"{self.unit} {self.starts} {self.zone_name}"
-
-    @property
-    def suffix(self) -> str:
-        """See `AnyLimit.suffix`; it is the unit."""
-        return self.unit
 
     @property
     def wording(self) -> str:
