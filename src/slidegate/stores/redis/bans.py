@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from functools import partial
 from struct import Struct
 from typing import Final
 
@@ -195,9 +194,7 @@ class RedisBans(BanStore):
 
     def _of_keys(self, keys: Iterable[str]) -> asyncio.Future[list[Ban]]:
         """Return the bans in force of some keys, read in one call: those that would refuse a question about them."""
-        batcher = self._batcher()
-        pack = partial(self._packing.question, PEEK, (), keys, batcher.permits)
-        return batcher.request(pack, lambda answer, now_us: read_bans(answer[1:]))
+        return self._batcher().question(PEEK, (), keys, lambda answer, now_us: read_bans(answer[1:]))
 
 
 # -- rows of bans and levels, which begin with their ends --------------------------------------------------------------

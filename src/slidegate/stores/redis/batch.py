@@ -27,6 +27,8 @@ from typing import Any, Final, TypeAlias
 
 from redis.exceptions import NoScriptError, ResponseError
 
+from ...core.bans.ban import BanSubject
+from ...core.buckets import Check
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.logs import logger, net
 from ...core.reservation import Reservation
@@ -140,10 +142,16 @@ class Batcher:
         """
         return self.request(partial(pack_command, names, *args), read)
 
+    def question(
+        self, what: int, checks: Sequence[Check], subjects: Iterable[BanSubject], read: Read
+    ) -> asyncio.Future[Any]:
+        """Send a request with checks; see `Packing.question` and `Command`."""
+        pack = partial(self.parts.packing.question, what, checks, subjects, self.permits)
+        return self.request(pack, read, has_permits=concern_permits(checks))
+
     def server_us(self) -> asyncio.Future[int]:
         """Return the server's time, in microseconds."""
-        pack = partial(self.parts.packing.question, PEEK, (), (), self.permits)
-        return self.request(pack, lambda answer, now_us: now_us)
+        return self.question(PEEK, (), (), lambda answer, now_us: now_us)
 
     def refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
         """Refund what was charged; the result is False if nothing of it is left."""
@@ -267,10 +275,9 @@ class Batcher:
     def _handle_failure(
         self, requests: Sequence[AnyRequest], error: BaseException, *, is_alone: bool
     ) -> StoreError | None:
-        """Deal with the error of a call, and return it as one of a store; None if its requests are sent again.
+        """Return the error of a call as one of a store, after its requests failed; None if they are sent again.
 
         Args:
-            requests: Its requests.
             is_alone: Whether it had the keys of one request alone.
         """
         if isinstance(error, KeysApart):

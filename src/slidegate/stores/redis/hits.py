@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from struct import Struct
 from time import monotonic_ns
 from typing import Any, Final
@@ -139,8 +138,7 @@ def peek(batcher: Batcher, question: Question) -> asyncio.Future[Decision]:
             return refused_by_ban(ban, now_us, question.checks)
         return _decision(answer, batcher, PEEK, question, now_us)
 
-    pack = partial(batcher.parts.packing.question, PEEK, question.checks, question.refusing, batcher.permits)
-    return batcher.request(pack, read, has_permits=question.has_permits)
+    return batcher.question(PEEK, question.checks, question.refusing, read)
 
 
 def charge(batcher: Batcher, question: Question) -> asyncio.Future[Decision]:
@@ -151,8 +149,7 @@ def charge(batcher: Batcher, question: Question) -> asyncio.Future[Decision]:
         batcher.parts.changes.note([*windows_of(question.checks), *question.refusing])
         return _decision(answer, batcher, CHARGE, question, now_us)
 
-    pack = partial(batcher.parts.packing.question, CHARGE, question.checks, (), batcher.permits)
-    return batcher.request(pack, read, has_permits=question.has_permits)
+    return batcher.question(CHARGE, question.checks, (), read)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

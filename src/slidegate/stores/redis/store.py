@@ -59,7 +59,7 @@ from .protocol import (
     store_error,
 )
 from .refusals import Refusals
-from .requests import Question, concern_permits
+from .requests import Question
 from .unit_leases import UnitLeases
 
 CLOSING_S: Final = 0.5
@@ -273,13 +273,7 @@ class RedisStore(Store):
         return has_forgotten
 
     def inspect(self, checks: Sequence[Check]) -> Awaitable[Snapshot]:
-        batcher = self.batcher()
-        pack = partial(self.parts.packing.question, INSPECT, checks, (), batcher.permits)
-
-        def read(answer: list[bytes], now_us: int) -> Snapshot:
-            return Snapshot(now_us, now_us, answer[1:])
-
-        return batcher.request(pack, read, has_permits=concern_permits(checks))
+        return self.batcher().question(INSPECT, checks, (), lambda answer, now_us: Snapshot(now_us, now_us, answer[1:]))
 
     def permits_held(self) -> int:
         return sum([batcher.permits.count() for batcher in list(self._batchers.values())])
