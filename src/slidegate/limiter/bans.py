@@ -40,25 +40,33 @@ class Place(NamedTuple):
     country: str = ""
 
 
-class NetworkLookup(Protocol):
-    """A file of networks with their operators or countries.
+class FollowedFile(Protocol):
+    """A file behind lists or networks, which is read again when it changes.
 
     Attributes:
-        has: Which fields of a `Place` it knows: ``asn``, ``country``.
         generation: How often its content was replaced.
     """
 
-    has: frozenset[str]
     generation: int
-
-    def find(self, client_key: str) -> Place:
-        """Look up the address of a client, given by its key."""
 
     def check_if_due(self) -> None:
         """Check periodically whether the file has changed, and reload it then."""
 
     def observe(self, observer: EventListener) -> None:
         """Subscribe an observer to the events of the file; a second call with it does nothing."""
+
+
+class NetworkLookup(FollowedFile, Protocol):
+    """A file of networks with their operators or countries.
+
+    Attributes:
+        has: Which fields of a `Place` it knows: ``asn``, ``country``.
+    """
+
+    has: frozenset[str]
+
+    def find(self, client_key: str) -> Place:
+        """Look up the address of a client, given by its key."""
 
 
 class NetworkKey(Protocol):

@@ -46,19 +46,6 @@ from .workers import Workers
 T = TypeVar("T")
 
 
-class _Constant:
-    """Answers in place of a store, always the same: it has the methods that `Engine.rebuild` takes from one.
-
-    Args:
-        decide: Answers a question about limits.
-        find: Answers one about bans.
-    """
-
-    def __init__(self, decide: Callable[..., Decision], find: Callable[..., None]) -> None:
-        self.hit = self.peek = self.charge = decide
-        self.find = self.strike = self.ban = find
-
-
 class Engine:
     """Queries a store on behalf of a limiter and its middlewares.
 
@@ -304,19 +291,21 @@ class Engine:
         """Set what answers: the store; while nothing counts, or after `close`, one answer for all."""
         limits: Any = self.failover or self.store
         bans: Any = self.failover or self.store.bans
+        decide: Any = None
+        find: Any = None
         # Switched off by a test, or by an operator: everything passes.
         if not self.counts:
-            limits = bans = _Constant(lambda *_: Decision(True, Reason.DISABLED), lambda *_: None)
+            decide, find = lambda *_: Decision(True, Reason.DISABLED), lambda *_: None
         elif self.closed:
-            limits = bans = _Constant(self._raise_closed, self._raise_closed)
-        self.hit: Hit = limits.hit
-        self.refresher.question = limits.hit
-        self.peek: Hit = limits.peek
-        self.charge: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = limits.charge
-        self.find_ban: FindBan = bans.find
-        self.refresher.ban_question = bans.find
-        self.strike: Callable[[BanPolicy, str, int, str], Ban | Awaitable[Ban | None] | None] = bans.strike
-        self.ban: Callable[..., Any] = bans.ban
+            decide = find = self._raise_closed
+        self.hit: Hit = decide or limits.hit
+        self.refresher.question = self.hit
+        self.peek: Hit = decide or limits.peek
+        self.charge: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = decide or limits.charge
+        self.find_ban: FindBan = find or bans.find
+        self.refresher.ban_question = self.find_ban
+        self.strike: Callable[[BanPolicy, str, int, str], Ban | Awaitable[Ban | None] | None] = find or bans.strike
+        self.ban: Callable[..., Any] = find or bans.ban
         # Also while an operator has switched limits off: a refresh says when they are on again.
         if self.refresher.is_needed and self.counting and not self.closed:
             self.hit, self.find_ban = self.refresher.hit, self.refresher.find_ban

@@ -188,7 +188,7 @@ class Slices:
             return
         kind, number = name
         step_us, slice_count = STEPS[kind]
-        row: bytes | None = None
+        row = None
         while row != slice_.latest:  # again, if another thread has made a later row, which this one may have replaced
             with self._lock:
                 row = slice_.latest = slice_.packed()

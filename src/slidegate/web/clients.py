@@ -16,9 +16,9 @@ from ..core.addresses import Address, AddressRange
 from ..core.bans.ban import BanSubject
 from ..core.bans.policy import PRIVATE
 from ..core.decision import Decision, Reason
-from ..core.events import EventListener
 from ..core.memo import MANY, remember
 from ..core.networks import Networks
+from ..limiter.bans import FollowedFile
 from .client_ip import LOCATED_KEY, ClientAddress, may_be_gone, peer_of
 from .headers import field_value
 
@@ -50,18 +50,6 @@ class Client:
             if isinstance(subject, tuple):
                 return subject
         return None
-
-
-class FollowedFile(Protocol):
-    """A file behind lists or networks, which is read again when it changes."""
-
-    generation: int
-
-    def check_if_due(self) -> None:
-        """Look for changes, if that is due."""
-
-    def observe(self, observer: EventListener) -> None:
-        """Call `observer` with its events from now on."""
 
 
 class Blocklist:

@@ -9,7 +9,7 @@ charged in one hit (`counting.py`); a refused request strikes (`signals.py`), is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypedDict, Unpack
@@ -134,9 +134,9 @@ class RateLimitMiddleware(FailsAtStartup):
     options: tuple[object, ...] = ()
     """Its options as they were given but for `enabled`, in the order of the signature; none if it shares its counts."""
     routed_app: object = None
-    _decides: Set[str] = frozenset()
+    _decides: frozenset[str] = frozenset()
     """The types of scopes that are decided without `_prepare`: none during the first requests, while switched
-    off, and after a failed construction. `restart` replaces it, so that a request which began before adds nothing."""
+    off, and after a failed construction."""
 
     @options_checked
     def __init__(
@@ -171,7 +171,6 @@ class RateLimitMiddleware(FailsAtStartup):
     def begin_with(self, policy: Policy, enabled: bool) -> None:
         """Begin to guard the application by a policy."""
         self.policy = policy
-        self._decides = set()
         self.limiter = policy.limiter
         self.rules = policy.rules.given
         self.lists = policy.lists
@@ -204,7 +203,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def restart(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
-        self._decides = set()
+        self._decides = frozenset()
         self.policy.restart()
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -213,11 +212,10 @@ class RateLimitMiddleware(FailsAtStartup):
         """Decide one request, then call the application or refuse the request."""
         scope_type = scope["type"]
         if scope_type not in self._decides:
-            decides = self._decides
             if not await self._prepare(scope):
                 await self._pass_on(scope, receive, send)
                 return
-            send = self._inspected(scope, send, decides)
+            send = self._inspected(scope, send)
         policy = self.policy
         client = policy.clients.of(scope)  # once: nothing asks the scope for it again
         plan = policy.rules.always
@@ -307,16 +305,14 @@ class RateLimitMiddleware(FailsAtStartup):
             logger.exception("the names of limits cannot be compared")
         self.check_routes(self.routed_app)
 
-    def _inspected(self, scope: Scope, send: Send, decides: Any) -> Send:
-        """Look at one of the first requests for findings; return its `send`, which looks at the response as well.
-
-        Args:
-            decides: `_decides`, from before the middleware was asked whether it decides.
-        """
+    def _inspected(self, scope: Scope, send: Send) -> Send:
+        """Look at one of the first requests for findings; return its `send`, which looks at the response as well."""
         if self.policy.findings.requests_left:
             send = self.policy.inspection.of_request(self.policy, scope, send)
         else:
-            decides.update(_REQUESTS)
+            self._decides = _REQUESTS
+            if not self.limiter.engine.counts:  # another thread has switched off meanwhile, and this would undo it
+                self._decides = frozenset()
         return send
 
     def check_routes(self, routed_app: object) -> None:

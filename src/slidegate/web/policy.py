@@ -15,9 +15,10 @@ from ..core.errors import ConfigurationError
 from ..core.logs import logger
 from ..core.networks import Networks, networks_of
 from ..limiter import Limiter
+from ..limiter.bans import FollowedFile
 from .callbacks import UserCallbacks
 from .client_ip import ClientAddress, client_ip
-from .clients import AnyClients, Blocklist, Clients, ClientsBehindProxies, FollowedFile, FollowingClients, KeyedClients
+from .clients import AnyClients, Blocklist, Clients, ClientsBehindProxies, FollowingClients, KeyedClients
 from .counting import Counting
 from .headers import Headers
 from .refusals import Refusals

@@ -84,22 +84,19 @@ class Capacity:
     Attributes:
         keys: The number of windows, without shared cells.
         max_keys: Their maximum.
+        lock: Its lock.
     """
 
-    __slots__ = ("_lock", "keys", "max_keys")
+    __slots__ = ("keys", "lock", "max_keys")
 
     def __init__(self, max_keys: int) -> None:
         self.keys = 0
         self.max_keys = max_keys
-        self.renew_lock()
-
-    def renew_lock(self) -> None:
-        """Make a new lock."""
-        self._lock = Lock()
+        self.lock = Lock()
 
     def take(self) -> bool:
         """Reserve room for one window; return False if there is none."""
-        with self._lock:
+        with self.lock:
             if self.keys >= self.max_keys:
                 return False
             self.keys += 1
@@ -107,7 +104,7 @@ class Capacity:
 
     def release(self, keys: int) -> None:
         """Release the room of some windows."""
-        with self._lock:
+        with self.lock:
             self.keys -= keys
 
 

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any, Final, SupportsIndex, TypeAlias
 
 from ...core.arguments import check_whole
@@ -127,7 +127,7 @@ class MemoryStore(Store):
         """
         self._sweeping = RLock()
         self._cleared.clear()  # another thread may have stored a ban and not yet counted the change
-        self._capacity.renew_lock()
+        self._capacity.lock = Lock()
         for shard in self._shards:
             shard.lock = RLock()
         self._places.clear()
@@ -479,8 +479,7 @@ class MemoryStore(Store):
         """Schedule the next sweep of a limit, for when its windows have expired even if the clock has stepped back."""
         # The next sweep deletes what has not been used since these tables were rotated. While this one waited for their
         # locks, others may have used them, so the time is read now: one of before would delete windows in use.
-        now_us = self._now_us()
-        due_us = max(now_us, self._latest_us) + max(tables.limit.check_us, LEAST_LIFE_US)
+        due_us = max(self._now_us(), self._latest_us) + max(tables.limit.check_us, LEAST_LIFE_US)
         heappush(self._schedule, (due_us, id(tables), tables))
 
     def _drop(self, tables: Tables) -> bool:
