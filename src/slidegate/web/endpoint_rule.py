@@ -73,7 +73,13 @@ class EndpointOptions(TypedDict, total=False):
 
 
 class EndpointRule(Rule):
-    """A rule of an endpoint. It has no paths: the router provides the path parameters by which it counts."""
+    """A rule of an endpoint. It has no paths: the router provides the path parameters by which it counts.
+
+    Attributes:
+        at: What stands for its endpoint in the name of its counts, if it has no name; see `rule_at`.
+    """
+
+    at = ""
 
     def _check_key(self, key: object, option: str = "key") -> None:
         """Check that no part of a key reads proxies: the middleware has done that at its entrance."""
@@ -86,8 +92,15 @@ class EndpointRule(Rule):
                     option,
                 )
 
+    @property
+    def identity(self) -> str:
+        """The owner of its counts: its name, else its endpoint and all that decides what it counts."""
+        if self.name is not None:
+            return super().identity
+        return f"{self.at} {full_text_of(self)}"
 
-_IN_TEXT: Final = ("limits", "limits_function", "concurrency", "is_shadow", "label", "where")
+
+_IN_TEXT: Final = ("limits", "limits_function", "concurrency", "is_shadow", "label", "where", "at")
 """The attributes of a limit that its name has anyway, or that decide nothing."""
 _PLAIN: Final = EndpointRule("*", "1/second")
 
@@ -95,8 +108,8 @@ _PLAIN: Final = EndpointRule("*", "1/second")
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-def rule_at(limit: Rule, function: Any, endpoint: Any, route: str) -> tuple[Rule, str]:
-    """Return a limit as it is at an endpoint, and the name of its buckets, which one with a name has everywhere.
+def rule_at(limit: EndpointRule, function: Any, endpoint: Any, route: str) -> EndpointRule:
+    """Return a limit as it is at an endpoint, with the names that it has there.
 
     Args:
         function: The function that it is put around; for a dependency the endpoint.
@@ -105,7 +118,7 @@ def rule_at(limit: Rule, function: Any, endpoint: Any, route: str) -> tuple[Rule
     """
     rule = copy(limit)
     if rule.name is not None:
-        return rule, rule.identity
+        return rule
     # Its name for display is that of its route, as clients read it and need no module. Equal names would be changed
     # together by an operator: a method of a class, which shares its route with others, adds its name, and of a path
     # that is too long the end stays.
@@ -116,10 +129,10 @@ def rule_at(limit: Rule, function: Any, endpoint: Any, route: str) -> tuple[Rule
     if not route or core is not inspect.unwrap(endpoint):
         words.append(_named(core).__qualname__.rpartition("<locals>.")[2])
     rule.label = printable(" ".join(words))[-MAX_LABEL:]
-    where = dotted_name(function)
+    rule.at = dotted_name(function)
     if not is_found_by_name(function):  # others may have this module and name, too: the route tells them apart
-        where = f"{where} {route}"
-    return rule, f"{where} {full_text_of(rule)}"
+        rule.at += f" {route}"
+    return rule
 
 
 def text_of(rule: Rule) -> str:

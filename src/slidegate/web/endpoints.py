@@ -266,20 +266,20 @@ class RateLimit:
     def _new_plan(self, policy: Policy, scope: Scope, function: Any) -> Plan:
         """Return the plan of the requests to an endpoint."""
         label = min([route.label for route in policy.routes.routes_for(scope)], default="")  # as other workers choose
-        rule, identity = rule_at(self.rule, function, scope.get("endpoint"), label)
+        rule = rule_at(self.rule, function, scope.get("endpoint"), label)
         rule.where = f"RateLimit at {label or 'another endpoint'}"
-        problem = policy.rules.other_limits(rule, identity)
+        problem = policy.rules.other_limits(rule)
         if problem:
             policy.findings.report([Finding("SG143", problem)])
             # What has one name counts together, and so has the limits of the first.
-            first = policy.rules.first_by_name[identity]
+            first = policy.rules.first_by_name[rule.identity]
             rule.limits, rule.limits_function, rule.concurrency = first.limits, first.limits_function, first.concurrency
         names: Collection[str] = scope.get("path_params", ())
         for name in path_parameters(rule.key, rule.fair):
             if name not in names:  # no error: a router may have the limit, and one of its routes the parameter
                 text = "RateLimit of %s: its route has no parameter %r to count by%s"
                 logger.warning(text, rule.label, name, closest(name, names))
-        return policy.rules.plan_of([RuleMatch(policy.rules.bind(rule, identity))], (), Traits(is_brief=True))
+        return policy.rules.plan_of([RuleMatch(policy.rules.bind(rule, rule.identity))], (), Traits(is_brief=True))
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

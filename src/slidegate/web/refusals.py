@@ -186,7 +186,7 @@ class Refusals:
             except (Exception, CancelledError) as error:
                 if is_cancellation(error):
                     raise
-                self._calls.report("on_refused", label_of_refusal(decision), error)
+                self._calls.report("on_refused", _label_of(decision), error)
                 if visit.status:
                     raise
             if visit.status:
@@ -302,16 +302,10 @@ def _messages(scope: Scope, answer: Answer) -> tuple[Message, Message]:
     return {"type": start, "status": answer.status, "headers": [*answer.fields]}, {"type": end, "body": body}
 
 
-def label_of_refusal(refusal: Decision) -> str:
-    """Return the label of the rule, list or policy that refuses, else the reason.
-
-    There are no more labels than rules and lists, whatever paths clients invent.
-    """
-    state, ban = refusal.binding, refusal.ban
-    if state is not None:
-        return state.label
-    if ban is not None and not ban.level:  # one by hand, which names its author and no policy
-        return str(refusal.reason)
+def _label_of(refusal: Decision) -> str:
+    """Return the label of the limit that refuses, else what refuses."""
+    if refusal.binding is not None:
+        return refusal.binding.label
     return refusal.by or str(refusal.reason)
 
 

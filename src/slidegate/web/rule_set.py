@@ -123,9 +123,6 @@ class RuleSet:
         self.in_order = self._bound_in_order(names)
         self._anywhere = {index for index, bound in enumerate(self.in_order) if not bound.paths}
         self._index = PathIndex([(path, index) for index, bound in enumerate(self.in_order) for path in bound.paths])
-        # One plan for all, if nothing about a request matters but whether it is a preflight.
-        depends_on_path = default_limits is not None or signals.on_request
-        self._is_one_plan = not depends_on_path and all(map(_is_for_all, rules))
         self.always: Plan | None = None
         self.restart()
 
@@ -158,7 +155,9 @@ class RuleSet:
         self._plans = {}
         self._by_request = {}
         self.nothing = self.plan_of((), (), Traits(is_enforced=False))
-        if self._is_one_plan:
+        # One plan for all, if nothing about a request matters but whether it is a preflight.
+        depends_on_path = self.default_rule is not None or self._signals.on_request
+        if not depends_on_path and all(map(_is_for_all, self.given)):
             self.always = self.match({"type": "http", "path": "/"})
 
     # -- plans of requests ---------------------------------------------------------------------------------------------
@@ -264,14 +263,9 @@ class RuleSet:
         engine.overrides.register(bound.named)
         return bound
 
-    def other_limits(self, rule: Rule, identity: str) -> str:
-        """Return how limits differ from the first ones that were written under their name; empty if they do not.
-
-        Args:
-            rule: The limits.
-            identity: The name of their buckets.
-        """
-        first = self.first_by_name.setdefault(identity, rule)
+    def other_limits(self, rule: Rule) -> str:
+        """Return how limits at an endpoint differ from the first ones under their name; empty if they do not."""
+        first = self.first_by_name.setdefault(rule.identity, rule)
         if text_of(first) == text_of(rule):
             return ""
         text = f"the name {rule.name!r} has the limits {text_of(first)} in {first.where}, which count for all, and "
@@ -313,8 +307,9 @@ class Names:
 
     def unique(self, identity: str) -> str:
         """Return the name of limits without one, which is stable when a configuration file is reloaded."""
-        self.unnamed.add(self._prefix + identity)
-        return self._engine.owners.identity(self._prefix + identity, self._owner)
+        name = self._prefix + identity
+        self.unnamed.add(name)
+        return self._engine.owners.identity(name, self._owner)
 
 
 def _default_rule(limits: Limits | LimitsFunction, key: Key | KeyFunction | None) -> Rule:

@@ -133,7 +133,7 @@ def compare_names(policy: Policy, app: object) -> None:
             if rule.name is None:  # each endpoint has its own
                 continue
             rule.where = f"RateLimit at {mounted.label}"
-            problem = around[-1].rules.other_limits(rule, rule.identity)
+            problem = around[-1].rules.other_limits(rule)
             if problem:
                 raise ConfigurationError(problem)
 
