@@ -97,7 +97,7 @@ async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rul
 
     Raises:
         ConfigurationError: There is no rule of that name, several were counted and none is named, `units` is not a
-            whole number, or the limiters of the rules differ. Nothing is charged then.
+            whole number or has names beside `rule`, or the limiters of the rules differ. Nothing is charged then.
     """
     more = [(charges[-1], units) for charges, units in _named_charges(request, units, rule, "charge", "units")]
     if not more:
@@ -124,7 +124,7 @@ async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule
 
     Raises:
         ConfigurationError: There is no rule of that name, several were counted and none is named, `used` is not a
-            whole number, or the limiters of the rules differ. Nothing is settled then.
+            whole number or has names beside `rule`, or the limiters of the rules differ. Nothing is settled then.
     """
     unused: dict[int, list[Reservation]] = {}  # by the identity of a decision: each is refunded by itself
     more: list[tuple[_Charge, int]] = []

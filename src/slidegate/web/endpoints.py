@@ -32,7 +32,7 @@ from .endpoint_rule import LIMITS_MARK, EndpointOptions, EndpointRule, decorated
 from .keys import Key, path_parameters
 from .plan import Plan, RuleMatch, Traits
 from .policy import Finding, Policy
-from .refusals import Answer, Refusals, close_of, takes_answer
+from .refusals import Answer, close_of, takes_answer
 from .routes import MountedRoute, attribute_of
 from .rule_set import EXEMPT_MARK
 from .rules import Limits, LimitsFunction, Rule, method_of
@@ -227,16 +227,16 @@ class RateLimit:
         Raises:
             RateLimitExceeded: The refusal; `WebSocketException` for a websocket that gets no answer.
         """
-        refusals: Refusals = visit.policy.refusals
-        if visit.policy.engine.reservations.by_window:
+        policy: Policy = visit.policy
+        if policy.engine.reservations.by_window:
             visit.explain(decision)
         visit.add(decision)
-        if visit.policy.signals.by_refusal:
-            await visit.policy.signals.strike_for_refusal(visit, decision, scope)
-        visit.answer = refusals.answer(decision)
+        if policy.signals.by_refusal:
+            await policy.signals.strike_for_refusal(visit, decision, scope)
+        visit.answer = policy.refusals.answer(decision)
         is_websocket = scope["type"] == "websocket"
         # The connection breaks if an HTTP response has begun; no refusal is reported then.
-        if refusals.wants("exceeded") and (is_websocket or not visit.status):
+        if policy.refusals.wants("exceeded") and (is_websocket or not visit.status):
             visit.effects = [*visit.effects, ReportRefusal(decision, scope)]
         if is_websocket and (visit.status or not takes_answer(scope)):
             raise close_of(decision, is_accepted=bool(visit.status))
@@ -288,7 +288,7 @@ class RateLimit:
 async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
     """Exception handler: answer a refusal at an endpoint as the innermost middleware answers its own.
 
-    That is with problem details, or with the answer of its `on_refused`::
+    That is with problem details, or with the answer of its `on_refused`; a websocket that was accepted is closed::
 
         app.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
 

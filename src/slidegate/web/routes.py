@@ -212,12 +212,11 @@ def is_by_path(app: object) -> bool:
 
     `Host` and classes of routes that are not the frameworks' own may read other parts of a request.
     """
-    try:
+    with suppress(Exception):
         kinds = {type(route) for route, _, _ in walk(app)}
-    except Exception:
-        return False
-    packages = {kind.__module__.partition(".")[0] for kind in kinds}
-    return packages <= {"starlette", "fastapi"} and Host not in kinds
+        packages = {kind.__module__.partition(".")[0] for kind in kinds}
+        return packages <= {"starlette", "fastapi"} and Host not in kinds
+    return False
 
 
 def reach(app: object, scope: Scope) -> MountedRoute | None:
@@ -251,20 +250,18 @@ def reach(app: object, scope: Scope) -> MountedRoute | None:
 
 def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     """Return the first route that matches a request, else one for other methods, and its additions to the scope."""
-    best: tuple[Any, Scope] = (None, {})
+    partial: tuple[Any, Scope] = (None, {})
     for route in routes:
         match, child = route.matches(scope)
-        if match is Match.NONE:
+        if match is Match.NONE or (match is Match.PARTIAL and partial[0] is not None):
             continue
-        if match is Match.PARTIAL and best[0] is not None:
-            continue
-        inner = (route, child)
+        found = (route, child)
         if "endpoint" not in child:  # a router included by FastAPI
-            inner = _first(_expanded([route]), scope)
+            found = _first(_expanded([route]), scope)
         if match is Match.FULL:
-            return inner
-        best = inner
-    return best
+            return found
+        partial = found
+    return partial
 
 
 _RoutesByEndpoint: TypeAlias = dict[int, list[MountedRoute]]

@@ -31,7 +31,6 @@ Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
 LimitsFunction: TypeAlias = Callable[[Any], Limits | Awaitable[Limits]]
 CountIf: TypeAlias = Callable[[int], bool]
 """Returns whether a response counts, given its status."""
-Connection: TypeAlias = Literal["http", "websocket"]
 Condition: TypeAlias = Callable[[Any], object] | KeyCondition
 """Determines whether a rule applies to a request: a sync or async function that returns a truth value, or a condition
 built from a key such as `network`."""
@@ -156,7 +155,7 @@ class Rule:
         when: Condition | None = None,
         concurrency: int | str | None = None,
         methods: Iterable[str] | None = None,
-        connection: Connection | None = None,
+        connection: Literal["http", "websocket"] | None = None,
         key: Key | KeyFunction | None = None,
         cost: int | CostFunction = 1,
         cost_max: int | None = None,
