@@ -278,7 +278,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.routed_app is None:  # the first call, which may be the lifespan
             self.routed_app = visible_app(self.app, {"app": scope.get("app", self.app)})
             is_within = _HANDLERS in scope
-            if has_many_routes(self.routed_app):  # which takes long
+            if has_many_routes(self.routed_app):  # requests that come meanwhile are decided without it
                 await to_thread.run_sync(self._start, is_within)
             else:
                 self._start(is_within)
