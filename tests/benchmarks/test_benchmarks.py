@@ -27,13 +27,13 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "header key": (726, 15),
     "header key, 100,000 values": (909, 21),
     "count_if": (826, 19),
-    "condition": (870, 18),
+    "condition": (867, 18),
     "shadow": (986, 20),
     "idle wait": (783, 18),
     "concurrency": (1294, 32),
     "refused by a limit": (782, 15),
     "an address banned": (631, 11),
-    "dependency": (868, 20),
+    "dependency": (866, 20),
     "dependency, refused": (1150, 28),
 }
 """How many bytecodes and Python calls one request may cost on CPython 3.11: what it costs, or less."""

@@ -95,7 +95,7 @@ class Counting:
         else:
             answer = self._engine.hit(checks, subjects)
             decision = answer if isinstance(answer, Decision) else await answer
-        if decision.allowed and not checks:
+        if not checks and decision.allowed:
             return plan.verdict
         return decision
 

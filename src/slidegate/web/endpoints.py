@@ -197,7 +197,7 @@ class RateLimit:
             return
         policy = visit.policy
         # Where no route names an endpoint, all that reach equal limits have one count.
-        plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or RateLimit)
+        plan = self._plan(policy, scope, scope.get("endpoint", RateLimit) if endpoint is None else endpoint)
         # After the plan, so that `charge` knows the limit of a request that it does not count.
         if self.rule.methods is not None and not self.rule.may_match(scope["type"], method_of(scope)):
             return

@@ -173,7 +173,10 @@ class Visit:
         return [(self.policy, decision) for decision in self.own_decisions]
 
     def explain(self, decision: Decision) -> Decision:
-        """Return a decision; a refusal that only reservations of other requests cause waits for them."""
+        """Return a decision; a refusal that only reservations of other requests cause waits for them.
+
+        What refuses without a wait looks for reservations itself, which spares most refused requests this call.
+        """
         reservations = self.policy.engine.reservations
         if decision.allowed or not reservations.by_window:
             return decision
