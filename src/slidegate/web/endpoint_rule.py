@@ -217,7 +217,7 @@ def decorated(check: RequestCheck, endpoint: Any, rule: Rule) -> Any:
             "write dependencies=[Depends(RateLimit(...))] at its route"
         )
     is_async = is_async_callable(endpoint)
-    signature, is_added = _signature(endpoint)
+    is_passed_on = _CONNECTION in inspect.signature(endpoint, **_AS_WRITTEN).parameters  # to another limit within
     is_warned = False
 
     @wraps(endpoint)
@@ -228,7 +228,7 @@ def decorated(check: RequestCheck, endpoint: Any, rule: Rule) -> Any:
             connection = next(
                 (value for value in (*args, *options.values()) if isinstance(value, HTTPConnection)), None
             )
-        if is_added:  # else it is a parameter of `endpoint`, which a decorator within has added
+        if not is_passed_on:
             options.pop(_CONNECTION, None)
         if connection is not None:
             await check(connection, endpoint)
@@ -242,7 +242,7 @@ def decorated(check: RequestCheck, endpoint: Any, rule: Rule) -> Any:
             return await answer
         return answer
 
-    vars(limited)["__signature__"] = signature
+    vars(limited)["__signature__"] = _with_connection(endpoint)
     vars(limited)[LIMITS_MARK] = (rule, *getattr(endpoint, LIMITS_MARK, ()))
     for inner in layers(endpoint, _WRAPPED):
         with suppress(TypeError):  # what has no hash, or cannot be referenced weakly
@@ -267,16 +267,15 @@ def has_lost_limit(endpoint: Any) -> bool:
     return definition is not endpoint and any(inner is endpoint for inner in layers(definition, _WRAPPED))
 
 
-def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, bool]:
-    """Return the signature for FastAPI, with one for the connection, and whether the endpoint has none itself."""
+def _with_connection(endpoint: Callable[..., Any]) -> Signature:
+    """Return the signature of an endpoint for FastAPI, with a parameter for the connection."""
     try:
         signature = inspect.signature(endpoint, eval_str=True)
     except Exception:  # an annotation for type checkers, which frameworks take as it is
         signature = inspect.signature(endpoint, **_AS_WRITTEN)
     parameters = list(signature.parameters.values())
-    is_added = all(parameter.annotation is not HTTPConnection for parameter in parameters)
-    if is_added:
+    if all(parameter.annotation is not HTTPConnection for parameter in parameters):
         # In front of `**options`, behind which no parameter may stand.
         place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
         parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
-    return signature.replace(parameters=parameters), is_added
+    return signature.replace(parameters=parameters)
