@@ -88,6 +88,8 @@ class FollowedFile:
     """The first part of the kinds of its events."""
     reloaded = "list {name!r}: address ranges: {count}"
     rejected = "list {name!r} is kept unchanged: {error}"
+    changes = ""
+    """What `load` has found changed, for the event."""
 
     needs: tuple[str, FileVersion | None] = "", None
 
@@ -158,7 +160,7 @@ class FollowedFile:
             problem = getattr(error, "text", "") or str(error) or repr(error)
         if version_of(self.path) != now:
             return
-        values = {"name": self.name, "path": self.path, "count": count, "error": problem}
+        values = {"name": self.name, "path": self.path, "count": count, "changes": self.changes, "error": problem}
         if apply is None:
             self.version = now, self.needs[1]
             self._report(logging.ERROR, Event(f"{self.kind}_rejected", self.rejected.format(**values), self._details))

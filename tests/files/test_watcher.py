@@ -93,7 +93,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monke
 KINDS = ["list", "config", "operators"]
 RELOADED = {
     "list": "list_reloaded: list 'followed': address ranges: 1",
-    "config": "/followed: active rules: 1",
+    "config": "/followed: active rules: 1; saved 2",
     "operators": "list_reloaded: list 'followed': nodes of its search tree: 128",
 }
 MANY = 90_000
@@ -441,3 +441,20 @@ def test_a_long_list_is_read_and_held_in_300_bytes_for_each_network(count: int, 
     # The peak is that of reading, beside whatever list is at work meanwhile.
     assert held <= peak <= 300 * count, f"held {held:,} bytes, while reading {peak:,}"
     assert len([*found.ranges()]) == count
+
+
+async def test_a_reload_says_which_rules_have_come_gone_or_have_another_amount(tmp_path: Path) -> None:
+    files, limiter = FollowedFiles(tmp_path), Limiter()
+    limiter.observe(files.observer)
+    files.write(
+        "a.toml", '[[rules]]\npath = "/"\nlimits = "9/m"\nname = "all"\n[[rules]]\npath = "/old"\nblock = true\n'
+    )
+    app = RateLimitMiddleware.from_file(hello, tmp_path / "a.toml", limiter=limiter)
+    files.write(
+        "a.toml", '[[rules]]\npath = "/"\nlimits = "3/m; 9/h"\nname = "all"\n[[rules]]\npath = "/n"\nlimits = "1/d"\n'
+    )
+    await files.visit(app)
+    message = files.observer.events[-1].message
+    changes = re.fullmatch(r".*a\.toml: active rules: 2; saved \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ, (.*)", message)
+    assert changes
+    assert changes[1] == "+/n 1/1d, -/old block, +all 3/1m; 9/1h, -all 9/1m"

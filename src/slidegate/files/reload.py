@@ -8,9 +8,10 @@ error changes nothing. `_watcher` determines when a file is checked and read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,6 +22,9 @@ from ..web.middleware import FileOptions, RateLimitMiddleware
 from ..web.policy import Finding, Policy
 from ..web.start import FailsAtStartup, fail_startup, stack_of
 from .config import ConfigReader
+
+_MOST_CHANGES: Final = 8
+"""How many rules that came or went an event names."""
 
 
 class ReloadingMiddleware(FailsAtStartup, FollowedFile):
@@ -44,7 +48,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
 
     app: RateLimitMiddleware
     kind = "config"
-    reloaded = "{path}: active rules: {count}"
+    reloaded = "{path}: active rules: {count}; {changes}"
     rejected = "the active rules are kept: {error}"
 
     def __init__(
@@ -116,6 +120,10 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
                 text = "it cannot change while the application runs; restart the application"
                 raise reader.located(ConfigurationError(text, name))
         middleware = self._build(reader, options)
+        before, after = _rules_of(self.app), _rules_of(middleware)
+        changes = [f"{'+' if rule in after else '-'}{rule}" for rule in sorted(before ^ after)]
+        saved = datetime.fromtimestamp(self.file.stat().st_mtime, UTC)
+        self.changes = ", ".join([f"saved {saved:%Y-%m-%dT%H:%M:%SZ}", *changes[:_MOST_CHANGES]])
 
         def apply() -> None:
             if self.app.routed_app is not None:  # here, in the thread of the file: with many routes it takes long
@@ -127,3 +135,11 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             self.limiter.engine.queues.wake()
 
         return len(middleware.rules), apply
+
+
+def _rules_of(middleware: RateLimitMiddleware) -> set[str]:
+    """Return what the rules of a middleware do, each in a text: ``api 20/1m``."""
+    return {
+        f"{bound.rule.label} {'; '.join(str(limit.configured) for limit in bound.named) or bound.rule.action}"
+        for bound in middleware.policy.rules.in_order
+    }

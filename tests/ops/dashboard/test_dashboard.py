@@ -27,6 +27,7 @@ from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule, 
 from slidegate.core import Ban, parse_duration_us
 from slidegate.core.bans.rows import HEADER
 from slidegate.dashboard import Dashboard
+from slidegate.events import Event
 from slidegate.ops.dashboard import counts as chart
 from slidegate.ops.dashboard.app import MAX_BODY
 from slidegate.ops.dashboard.page import environment
@@ -719,27 +720,33 @@ def test_numbers_have_no_exponent(part: int, whole: int) -> None:
     assert "e" not in shown
 
 
-async def test_bans_and_changes_are_marked_once(site: Site) -> None:
+async def test_what_happened_is_marked(site: Site) -> None:
     policy = BanPolicy("1/1m", "1h", name="abuse")
+    await site.visit()
     await site.limiter.ban("192.0.2.7", "1h")
     await site.limiter.strike("192.0.2.8", policy)
     await site.limiter.override("all", "30/minute", "1h")
+    site.clock.advance("2s")
+    await site.visit()
     await site.limiter.restore("all")
+    site.clock.advance("2s")
+    await site.visit()
     service = Service(site.limiter)
-    marks = chart.marks_of(await site.limiter.history(), (await service.bans()).newest)
-    assert sorted(one.kind for one in marks) == ["ban", "ban", "change", "change"]
+    site.limiter.engine.emit(Event("store_failed", "away"))
+    marks = chart.marks_of((await service.bans()).newest, await service.events(), await service.counts("5m"))
+    assert Counter(one.kind for one in marks) == {"ban": 2, "change": 2, "outage": 1, "start": 1}
     site.clock.advance("10s")  # the running step is not drawn
     for view in ("", "?rule=all", "?route=GET /"):
         page = await site.get(view)
-        assert {*re.findall('class="mark (\\w+)"', page.body.decode())} == {"ban", "change"}
+        assert {*re.findall('class="mark (\\w+)"', page.body.decode())} == {"ban", "change", "outage", "start"}
 
 
-def test_late_answers_are_one_line_with_a_count_and_so_is_what_several_workers_tell() -> None:
+def test_late_answers_and_bans_are_one_line_with_a_count_and_so_is_what_several_workers_tell() -> None:
     said = [("store_late", "3 of 9 calls"), ("limit_overridden", "api"), ("store_late", "1 of 9 calls")]
-    said += [("limit_overridden", "api"), ("banned", "192.0.2.7")]
+    said += [("limit_overridden", "api"), *[("banned", f"192.0.2.{number}") for number in range(40)]]
     events = [LoggedEvent(kind, text, -place, {}, f"worker {place}") for place, (kind, text) in enumerate(said)]
     rows = [(alike[0].kind, alike[0].message, len(alike)) for alike in grouped(events)]
-    assert rows == [("store_late", "3 of 9 calls", 2), ("limit_overridden", "api", 2), ("banned", "192.0.2.7", 1)]
+    assert rows == [("store_late", "3 of 9 calls", 2), ("limit_overridden", "api", 2), ("banned", "192.0.2.0", 40)]
 
 
 @given(st.integers(1, 10**9), st.integers(0, 2 * 10**9))

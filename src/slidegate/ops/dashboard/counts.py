@@ -1,4 +1,4 @@
-"""What was counted in a window, and the curve of it: passed and refused, stacked, with bans and changes.
+"""What was counted in a window, and the curve of it: passed and refused, stacked, with what happened.
 
 A template draws the curve, in steps from left to right, and percentages of the axis from the top to the bottom.
 """
@@ -10,14 +10,24 @@ from math import floor, log10
 from typing import Final, NamedTuple
 
 from ...core import Ban
-from ...limiter import Action
-from ..statistics import EVERY_S, Stats
+from ..statistics import EVERY_S, LoggedEvent, Stats
+from .texts import grouped
 
 SERIES: Final = ("passed", "limited", "banned", "blocked")
 """The counts that are drawn, from the lowest to the highest; the class of the n-th is ``s`` and n."""
 _TOPS: Final = (1, 2, 4, 6, 8, 10)
 """What the top of the axis of values may be, times a power of ten: half of it is a round number, too."""
-_CHANGES: Final = ("override", "restore")
+MARKS: Final = {
+    "limit_overridden": "change",
+    "limit_restored": "change",
+    "switched_off": "change",
+    "switched_on": "change",
+    "config_reloaded": "change",
+    "list_reloaded": "change",
+    "store_failed": "outage",
+    "store_recovered": "outage",
+}
+"""The marks of events, by their kind."""
 
 
 class Counts(NamedTuple):
@@ -46,7 +56,7 @@ class Counts(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """When, in Unix time, something happened: a ``ban`` or a ``change``."""
+    """When, in Unix time, something happened: a ``ban``, a ``change``, an ``outage`` or the ``start`` of a worker."""
 
     at: float
     kind: str
@@ -59,7 +69,7 @@ class Curve(NamedTuple):
         top: The rate at the top.
         steps: How many steps it has.
         lines: The path of each series by its class, the highest first, as lower ones are drawn above it.
-        marks: The steps in which a ban began or a limit was changed, each with the kind of that.
+        marks: The steps in which something happened, each with the kind of that.
     """
 
     top: float
@@ -68,11 +78,16 @@ class Curve(NamedTuple):
     marks: list[tuple[int, str]]
 
 
-def marks_of(history: Iterable[Action], bans: Iterable[Ban]) -> list[Mark]:
-    """Return when the bans in force began, and when operators changed a limit."""
+def marks_of(bans: Iterable[Ban], events: Iterable[LoggedEvent], counts: Counts) -> list[Mark]:
+    """Return when the bans in force began, something changed, the store failed, and workers began."""
     marks = [Mark(ban.since_us / 1_000_000, "ban") for ban in bans]
-    changes = [Mark(action.at_us / 1_000_000, "change") for action in history if action.kind in _CHANGES]
-    return marks + changes
+    marks += [Mark(counts.at - worker.counting_s, "start") for worker in counts.stats.workers]
+    for alike in grouped(events):
+        kind = MARKS.get(alike[0].kind, "")
+        if kind == "change":  # when the first worker had it
+            alike = alike[-1:]
+        marks += [Mark(event.time_us / 1_000_000, kind) for event in alike if kind]
+    return marks
 
 
 def curve_of(counts: Counts, marks: Iterable[Mark]) -> Curve:

@@ -47,6 +47,7 @@ _GLOBALS: Final[dict[str, Any]] = {
     "grouped": texts.grouped,
     "titles": TITLES,
     "windows": WINDOWS,
+    "marks": ("ban", "change", "outage", "start"),
     "version": __version__,
     "compiled": compiled,
     "python": platform.python_version(),

@@ -14,6 +14,7 @@ from ..rows import span_of
 from ..statistics import LoggedEvent
 
 NO_VALUE: Final = "\u2013"
+_FOLDED: Final = ("store_late", "banned", "shadow_banned", "unbanned")
 _UTC: Final = re.compile("([0-9]{4}-[01][0-9]-[0-3][0-9])T([0-2][0-9]:[0-5][0-9]:[0-5][0-9])Z")
 
 
@@ -28,14 +29,10 @@ def answers(statuses: Mapping[str, int]) -> str:
 
 
 def rate(number: float, seconds: float) -> str:
-    """Return how often something happens, in the first unit in which that is 1 or more: ``7 a minute``."""
+    """Return how often something happens, in the unit of the curve: ``7 a minute``."""
     if not number:
         return NO_VALUE
-    for unit, unit_s in (("a second", 1), ("a minute", 60), ("an hour", 3_600)):
-        times = number * unit_s / seconds
-        if times >= 1:
-            return f"{digits(times)} {unit}"
-    return f"{count(number)} in {seconds / 3_600:.3g} h"
+    return f"{digits(60 * number / seconds)} a minute"
 
 
 def digits(value: float) -> str:
@@ -85,14 +82,14 @@ def plain(text: object, most: int = 80) -> str:
 
 
 def grouped(events: Iterable[LoggedEvent]) -> list[list[LoggedEvent]]:
-    """Return events in groups of the same kind and message; late answers of the store are one group.
+    """Return events in groups of the same kind and message; bans and late answers of the store are one group each.
 
     Several workers report one change, and many clients are refused for one reason.
     """
     groups: dict[tuple[str, str], list[LoggedEvent]] = {}
     for event in events:
         message = event.message
-        if event.kind == "store_late":  # each has another number
+        if event.kind in _FOLDED:  # each has another number or key
             message = ""
         groups.setdefault((event.kind, message), []).append(event)
     return [*groups.values()]

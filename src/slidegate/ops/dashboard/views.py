@@ -38,8 +38,8 @@ async def now(service: Service, query: Query) -> Variables:
 async def _traffic(service: Service, query: Query, rule: str = "", route: str = "") -> Variables:
     """Return what was counted in the window that the query names, and the curve of it."""
     window = query.get("window") or WINDOW
-    counts, bans, history = await together(service.counts(window, rule, route), service.bans(), service.history())
-    return {"counts": counts, "curve": curve_of(counts, marks_of(history, bans.newest))}
+    counts, bans, events = await together(service.counts(window, rule, route), service.bans(), service.events())
+    return {"counts": counts, "curve": curve_of(counts, marks_of(bans.newest, events, counts))}
 
 
 async def part(service: Service, query: Query) -> Variables:
