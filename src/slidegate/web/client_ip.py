@@ -107,10 +107,11 @@ class ClientAddress(Key):
         if peer is not None:
             is_trusted = self.networks.covers(*peer)
         address = peer
+        nodes = self._split(field_value(scope, self.header))
         if self._hops:
-            address = count_back(self._split(field_value(scope, self.header)), self._hops, peer)
+            address = count_back(nodes, self._hops, peer)
         elif is_trusted and not may_be_gone(scope):  # else a client could reset its connection to be trusted as Unix
-            address = walk(self._split(field_value(scope, self.header)), self.networks, peer)
+            address = walk(nodes, self.networks, peer)
         if address is None and host:
             name = f"peer:{host}".encode(errors="backslashreplace")
             return name[:MAX_KEY_BYTES].decode(errors="ignore"), None

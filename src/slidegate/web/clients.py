@@ -37,19 +37,13 @@ class Client:
         key: Its key.
         subjects: The keys and the address whose bans apply to it.
         verdict: The decision about all its requests, if it is on a list.
+        address: Its whole address; None if it has none.
     """
 
     key: str
     subjects: tuple[BanSubject, ...]
     verdict: Decision | None
-
-    @property
-    def address(self) -> Address | None:
-        """Its whole address; None if it has none."""
-        for subject in self.subjects:
-            if isinstance(subject, tuple):
-                return subject
-        return None
+    address: Address | None
 
 
 class Blocklist:
@@ -144,7 +138,7 @@ class Clients:
         clients = self._clients  # before any list is read
         self._peers_named = self._peers_named or bool(peer_of(scope))
         key, address = self.address.locate(scope)
-        client = Client(key, self._subjects_of(key, address), self._judge(scope, address))
+        client = Client(key, self._subjects_of(key, address), self._judge(scope, address), address)
         if memo_key is not None:
             remember(clients, memo_key, client, MANY)
         return client
@@ -245,4 +239,5 @@ class KeyedClients:
             # Applications may change the peer and the fields of proxies, so that the scope keeps what they are now.
             located = {key: key.locate(scope)[0] for key in self._addresses}
             scope[LOCATED_KEY] = {**located, **scope.get(LOCATED_KEY, {})}
-        return Client(client.key, self._with_keys(client.subjects, scope, client.key), client.verdict)
+        subjects = self._with_keys(client.subjects, scope, client.key)
+        return Client(client.key, subjects, client.verdict, client.address)

@@ -170,8 +170,7 @@ class ReadAhead(EndEffect):
     def begin(self) -> None:
         """Begin to read ahead: the request waits."""
         self._is_waiting = True
-        is_reading = self._reader is not None and not self._reader.done()
-        if not is_reading and on_asyncio():
+        if on_asyncio() and (self._reader is None or self._reader.done()):
             self._reader = asyncio.ensure_future(self._read_ahead())
             # asyncio would log a failure that the application does not read.
             self._reader.add_done_callback(lambda reader: reader.cancelled() or reader.exception())
