@@ -273,8 +273,7 @@ class Plan:
         self.matches = matches
         self.traits = traits
         self.is_enforced = traits.is_enforced
-        has_condition = any(bound.rule.when is not None for bound, _ in matches)
-        self.is_conditional = has_condition and not traits.is_evaluated
+        self.is_conditional = not traits.is_evaluated and any(bound.rule.when is not None for bound, _ in matches)
         last: Rule | None = None
         if matches and matches[-1].ends and not self.is_conditional:  # else the conditions say which rule ends the list
             last = matches[-1].bound.rule
