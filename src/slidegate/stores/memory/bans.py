@@ -136,24 +136,16 @@ class MemoryBanRows:
                 ends = self._untrimmed
             if not ends or ends[0][0] > now_us:
                 return False
-            _, policy, key = heappop(ends)
-            if policy == _BAN:
-                self._remove_ended_bans(key, now_us)
-            else:
-                self._remove_ended_level(policy, key, now_us)
+            end_us, policy, key = heappop(ends)
+            if not self._is_in_force(end_us, policy, key):
+                continue  # what ends later has another entry
+            if policy != _BAN:
+                del self._levels_with(key)[policy, key]
+                continue
+            for ban in self.bans_of(key):
+                if ban.is_over(now_us):
+                    self.remove_ban(ban)
         return True
-
-    def _remove_ended_bans(self, key: str, now_us: int) -> None:
-        """Remove those bans of a key that are over; another one may have replaced them."""
-        for ban in self.bans_of(key):
-            if ban.is_over(now_us):
-                self.remove_ban(ban)
-
-    def _remove_ended_level(self, policy: str, key: str, now_us: int) -> None:
-        """Remove a level if it is over; it may have risen."""
-        level = self.level(policy, key)
-        if level is not None and level.over_us <= now_us:
-            del self._levels_with(key)[policy, key]
 
     def _ends_at(self, end_us: int, policy: str, key: str) -> None:
         """Add an end. When most are outdated, those in force are moved to another heap, a few with each new one."""
