@@ -73,8 +73,6 @@ class Decision:
         reservations: What was charged; None if each check charged its cost, and the readings contain its marks.
     """
 
-    __slots__ = ("__dict__", "_reservations", "allowed", "checks", "now_us", "readings", "reason")  # what each has
-
     allowed: bool
     reason: Reason
     now_us: int
