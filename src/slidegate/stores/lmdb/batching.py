@@ -161,8 +161,6 @@ class _LoopJobs:
         lone: How many jobs may run alone before the next ones are queued, to see how many there are.
     """
 
-    __slots__ = ("_transactions", "_tries", "_until_s", "_waiting", "is_busy", "lone", "loop")
-
     def __init__(self, transactions: Transactions, loop: asyncio.AbstractEventLoop) -> None:
         self._transactions = transactions
         self.loop = loop

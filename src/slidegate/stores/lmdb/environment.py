@@ -175,7 +175,7 @@ class Environment:
         if isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
             failed.concerns = "request"  # what needs no room goes on
             return failed
-        if self._state is not State.OPEN or not isinstance(error, lmdb.Error) or isinstance(error, NO_ROOM):
+        if not self.is_open or not isinstance(error, lmdb.Error) or isinstance(error, NO_ROOM):
             return failed
         self._state = State.FAILED
         is_damaged = isinstance(error, DAMAGE)
@@ -288,7 +288,7 @@ class Environment:
         if not self.gate.enter():
             return False
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
-        if self._state is State.OPEN and not self.counts.is_in_place():
+        if self.is_open and not self.counts.is_in_place():
             # A process that used them emits the event: the one that creates them again may be a tool, or a new worker.
             self.pending_events.append(restarted(f"files in {self.path} were deleted or replaced"))
             self._shut()
@@ -296,7 +296,7 @@ class Environment:
             self._shut()
             self.gate.close()  # the next transaction enters the new one
             return False
-        if self._state is State.OPEN:
+        if self.is_open:
             return True
         # If it is not in place, another process has already created it again.
         if self._damage and self.options.create and self.counts.is_in_place():
