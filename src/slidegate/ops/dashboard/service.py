@@ -164,10 +164,6 @@ class Service:
     async def line(self) -> Line:
         """Return the line on top of the page, and the rows that it is computed from."""
         middlewares = self.limiter.middlewares
-        if not all(middleware.is_enabled for middleware in middlewares):
-            return Line(
-                "off", "A middleware of this worker is off, by enabled= or SLIDEGATE_ENABLED: all requests pass it"
-            )
         if self.limiter.is_failing:
             ways = {bound.rule.on_error for middleware in middlewares for bound in middleware.policy.rules.bound()}
             meanings = [MEANWHILE[way] for way in MEANWHILE if way in {*ways, self.limiter.on_error}]
@@ -180,6 +176,9 @@ class Service:
             if change.name == "*":
                 left = span(change.until_us / 1_000_000 - time())
                 return Line("off", f"Limits are off for another {left}, by {change.by}: every request passes", refusals)
+        if not all(middleware.is_enabled for middleware in middlewares):
+            text = "A middleware of this worker is off (enabled=, SLIDEGATE_ENABLED): all requests pass it"
+            return Line("off", text, refusals)
         return line_of(refusals)
 
     async def _read_refusals(self) -> Refusals:

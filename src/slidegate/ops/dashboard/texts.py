@@ -29,10 +29,12 @@ def answers(statuses: Mapping[str, int]) -> str:
 
 
 def rate(number: float, seconds: float) -> str:
-    """Return how often something happens, in the unit of the curve: ``7 a minute``."""
-    if not number:
-        return NO_VALUE
-    return f"{digits(60 * number / seconds)} a minute"
+    """Return how often something happens, in the first unit in which that is 1 or more: ``7 a minute``."""
+    for unit, unit_s in (("a second", 1), ("a minute", 60), ("an hour", 3_600), ("a day", 86_400)):
+        times = number * unit_s / seconds
+        if times >= 1:
+            return f"{digits(times)} {unit}"
+    return NO_VALUE
 
 
 def digits(value: float) -> str:
