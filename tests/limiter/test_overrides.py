@@ -208,8 +208,11 @@ class Changes(OnALoop):
         return {name: override for name, override in self.stored.items() if override.until_us > self.now_us}
 
     def others(self, of: Worker) -> list[tuple[str | None, set[str]]]:
-        """Return the secrets and names of other workers whose rows are there."""
-        return [(*one,) for who, (until_us, *one) in self.present.items() if who != of.row and until_us > self.now_us]
+        """Return the secrets and names of other workers that wrote within a minute before the last one did."""
+        there = {who: one for who, one in self.present.items() if one[0] > self.now_us}
+        last_us = max((until_us for until_us, *_ in there.values()), default=0)
+        others = {who: one for who, one in there.items() if who != of.row}
+        return [(*one,) for until_us, *one in others.values() if last_us - until_us < 60 * SECOND_US]
 
     def published(self, one_worker: Worker) -> set[str]:
         """Return the names of the limits that workers have published."""
@@ -227,7 +230,7 @@ class Changes(OnALoop):
         self.read(by)
         if self.now_us >= by.writes_us or by.row not in self.present:
             by.writes_us = self.now_us + 10 * SECOND_US
-            self.present[by.row] = self.now_us + 60 * SECOND_US, by.secret, {*by.began}
+            self.present[by.row] = self.now_us + 86_400 * SECOND_US, by.secret, {*by.began}
             if self.now_us >= by.differs_us and any(secret != by.secret for secret, _ in self.others(by)):
                 by.differences, by.differs_us = by.differences + 1, self.now_us + 600 * SECOND_US
 

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Networks, Quota, RateLimitMiddleware, Rule, client_ip, header
+from slidegate import BanPolicy, ConfigurationError, Networks, Quota, RateLimitMiddleware, Rule, client_ip, header
+from slidegate.ops.explain import facts_of
 from slidegate.ops.published_rules import rule_rows
 from slidegate.testing import FakeClock
 
-from ..asgi import hello
+from ..asgi import PEER, hello, statuses
 from .shared_rows import SharedRows, limiter_on
 
 ALL, LOGIN = "9/1m by address", "5/1m by address, /login"
@@ -62,3 +63,35 @@ async def test_a_rule_that_some_workers_have_says_how_many(version: str) -> None
         shown = rule_rows(await limiter.published())
         of_some = {(":".join(filter(None, (row.middleware, row.rule))), row.does, row.workers) for row in shown}
         assert {row for row in of_some if row[2]} == {row for row in expected if row[1]}
+
+
+async def test_what_idle_workers_have_published_is_known_for_a_day() -> None:
+    rows = SharedRows(FakeClock())
+    old, app = (RateLimitMiddleware(hello, limiter=limiter_on(rows), rules=rules) for rules in (BASE[:1], BASE))
+    for each in (old, app):  # the first is killed an hour before the other has its last request
+        await each.limiter.engine.workers.write(1.0)
+        rows.clock.advance("1h")
+    tool = limiter_on(rows)
+    await tool.override("login", "6/minute", "1h")
+    for name, limit, wrong in (("logn", "6/minute", "did you mean 'login'"), ("login", "6/hour", "'5/1m'")):
+        with pytest.raises(ConfigurationError, match=wrong):
+            await tool.override(name, limit, "1h")
+    found = await facts_of(tool, PEER)
+    assert [(row.by, row.what, row.note) for row in found.rows if row.by == "login"] == [
+        ("login", "6/1m", "5/1m in code")
+    ]
+    assert (found.workers, found.is_open) == (1, False)
+    assert "what workers have changed since their last request, 1 h ago" in found.left_out
+    rows.clock.advance("23h")
+    assert await tool.published() == []
+
+
+async def test_a_limit_that_one_worker_has_not_met_yet_is_no_difference() -> None:
+    rows = SharedRows(FakeClock())
+    apps = [RateLimitMiddleware(hello, limiter=limiter_on(rows), default_limits="5/minute") for _ in range(2)]
+    assert await statuses(apps[0], 1) == [200]
+    for app in apps:
+        await app.limiter.engine.workers.write(1.0)
+    tool = limiter_on(rows)
+    assert [(row.rule, row.workers) for row in rule_rows(await tool.published())] == [("per-route *", "")]
+    assert [(row.by, row.note) for row in (await facts_of(tool, PEER)).rows] == [("per-route *", "")]

@@ -59,7 +59,7 @@ async def test_a_worker_publishes_labels_limits_keys_actions_and_order() -> None
     assert app.limiter is limiter
 
 
-async def test_workers_that_have_met_the_same_publish_one_text_and_16_bytes_each() -> None:
+async def test_workers_that_have_met_the_same_publish_one_text_and_24_bytes_each() -> None:
     rows = SharedRows(FakeClock())
     routes = [Route(f"/{name}/{{id}}", page) for name in "abc"] + [Route("/free", RateLimit.exempt(around(page)))]
     for path in ("/a/1", "/a/2", "/a/3"):
@@ -67,7 +67,7 @@ async def test_workers_that_have_met_the_same_publish_one_text_and_16_bytes_each
         assert await statuses(app, 2, path) == [200] * 2
         await app.limiter.engine.workers.write(1.0)
     texts = {name[1] for name in rows.rows if name[0] == RULES}
-    assert [len(value) for name, (value, _) in rows.rows.items() if name[0] == WORKERS] == [16] * 3
+    assert [len(value) for name, (value, _) in rows.rows.items() if name[0] == WORKERS] == [24] * 3
     (published,) = await limiter_on(rows).published()
     found = [(one.rule, one.requests, one.at_endpoint) for one in published.rules]
     assert (published.workers, found) == (3, [("client", "", False), ("per-route GET /a/{id}", "GET /a/{id}", False)])

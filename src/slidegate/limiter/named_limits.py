@@ -51,7 +51,8 @@ class NamedLimit:
         """
         if not self.changeable:
             raise ConfigurationError(
-                f"limit {self.name!r}: a function returns the limits of its rule for each request; change them there"
+                f"limit {self.name!r}: it cannot be changed, as a function returns it for each request; change what "
+                "that reads, such as a customer's plan, or add a rule with a limit of its own above it"
             )
         amount, window = _parts_of(text)
         if not self._has_window(window, text):

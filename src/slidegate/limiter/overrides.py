@@ -233,10 +233,12 @@ async def published_as(publications: Iterable[Publication], name: str, field: st
     async for publication in yielding_to_others(publications, _STEP):
         rules = [rule for rule in publication.rules if rule.limit]
         names |= {getattr(rule, field) for rule in rules}
-        found.append([rule for rule in rules if getattr(rule, field) == name])
-    if name not in names and (hint := closest(name, sorted(names))):
+        alike = [rule for rule in rules if getattr(rule, field) == name]
+        if alike:
+            found.append(alike)
+    if not found and (hint := closest(name, sorted(names))):
         raise ConfigurationError(f"{field} {quoted(name)}: no worker has published it{hint}")
-    return [rules for rules in found if rules]
+    return found
 
 
 def check_change(rules: Sequence[PublishedRule], limit: str) -> None:
@@ -247,6 +249,5 @@ def check_change(rules: Sequence[PublishedRule], limit: str) -> None:
     """
     if any(rule.named_limit().takes(limit) for rule in rules):
         return
-    changeable = [rule for rule in rules if not rule.by_function]
-    most_likely_meant = (changeable or rules)[-1]
+    *_, most_likely_meant = sorted(rules, key=lambda rule: not rule.by_function)
     most_likely_meant.named_limit().amount_in(limit)  # raises, and says why not

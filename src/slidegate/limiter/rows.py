@@ -59,12 +59,14 @@ class Rows:
         unix_us: The clock for rows that this process keeps itself.
 
     Attributes:
+        unix_us: The same.
         is_shared: Whether the store keeps them.
         worker: The identity of this worker.
     """
 
     def __init__(self, command: Command, shared: SharedRows | None, unix_us: Clock) -> None:
         self._command = command
+        self.unix_us = unix_us
         self._local = _LocalRows(unix_us)
         self.is_shared = shared is not None
         self._shared: SharedRows = self._local

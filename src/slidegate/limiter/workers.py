@@ -1,14 +1,14 @@
 """The workers of a store: what each publishes of its rules, so that operators and their tools see what is enforced.
 
 The text of the rules stands in the store under its digest: lines of JSON, the first of which is the head. Equal workers
-have one text, which is kept for a day. With its own requests, and at most every ten seconds, a worker writes 16 bytes
-that it lives, and the text if it is not there::
+have one text. With its own requests, and at most every ten seconds, a worker writes 24 bytes that it lives, and the
+text if it is not there. While all are idle, what those have published that wrote last stays known for a day::
 
     kind       number    worker     value
     rules      digest    0          {"version": 1}
                                     {"name": "api", "limit": "50/1m", ...}
                                     {"rule": "/health", "action": "exempt"}
-    workers    0         worker     the digest, and that of the secret
+    workers    0         worker     the time, the digest, and that of the secret
 
 Fields are read by name: those that a later version adds are ignored, and of those that an earlier one leaves out the
 defaults apply. The digest of a secret is that of a constant, keyed with it: it shows only whether two are equal.
@@ -44,13 +44,14 @@ WORKERS: Final = "workers"
 """The kind of the rows of workers."""
 VERSION: Final = 1
 WRITE_EVERY_S: Final = 10.0
-KEPT_US: Final = 60_000_000
-"""How long a worker counts as living after it has written."""
-TEXT_KEPT_US: Final = 86_400_000_000
+LIVES_US: Final = 60_000_000
+"""A worker counts if it has written within this time before the one that wrote last."""
+KEPT_US: Final = 86_400_000_000
+TEXT_KEPT_US: Final = 7 * KEPT_US
 AT_ONCE: Final = 25
 """How many rules are written or read in one step, at 10 to 80 us each."""
-_LIFE: Final = Struct(">qq")
-"""The digests of the text of a worker's rules, and of its secret."""
+_LIFE: Final = Struct(">qqq")
+"""When a worker has written, in Unix time; and the digests of the text of its rules, and of its secret."""
 _WARN_EVERY_S: Final = 600.0
 _MEMO: Final = 256
 """How many texts of other workers are remembered."""
@@ -146,16 +147,18 @@ class Publication(NamedTuple):
     """What some equal workers have published.
 
     Attributes:
-        workers: How many workers these are, by what they wrote within the last minute.
+        workers: How many workers these are: those that wrote within a minute before the last one did.
         rules: Their rules, in order; none if `is_readable` is false.
         same_secret: Whether their digests of API keys and similar values are those of this limiter.
         is_readable: Whether the text of the rules was there, and this version can read it.
+        seen_us: When the last one of all workers wrote, in microseconds of Unix time; 0 for this process.
     """
 
     workers: int
     rules: Sequence[PublishedRule]
     same_secret: bool = True
     is_readable: bool = True
+    seen_us: int = 0
 
 
 def rules_of(limits: Iterable[NamedLimit], **shared: Any) -> list[PublishedRule]:
@@ -258,7 +261,7 @@ class Workers:
         digest = _digest_of(text)
         if not await self._rows.read(RULES, digest, digest, deadline_s):
             await self._rows.write(NOBODY, SharedRow(RULES, digest, text, TEXT_KEPT_US), deadline_s)
-        row = SharedRow(WORKERS, 0, _LIFE.pack(digest, self._secret), KEPT_US)
+        row = SharedRow(WORKERS, 0, _LIFE.pack(self._rows.unix_us(), digest, self._secret), KEPT_US)
         await self._rows.write(self._rows.worker, row, deadline_s)
         await self._compare_secrets(deadline_s)
 
@@ -281,7 +284,7 @@ class Workers:
 
     async def _compare_secrets(self, deadline_s: float) -> None:
         """Report if other workers have another secret, so that their digests of clients differ."""
-        living = await self._living(deadline_s)
+        living, _ = await self._living(deadline_s)
         differing = sum([count for (_, secret), count in living.items() if secret != self._secret])
         if differing and self._throttle.left_out("secret", monotonic()) is not None:
             message = (
@@ -305,7 +308,7 @@ class Workers:
         Raises:
             StoreError: The store does not answer.
         """
-        living = await self._living(COMMAND_DEADLINE_S)
+        living, seen_us = await self._living(COMMAND_DEADLINE_S)
         publications: list[Publication] = []
         if self._rules() is not None:
             rules = await self._own_rules()
@@ -313,21 +316,21 @@ class Workers:
             publications.append(Publication(1 + equals, rules))
         for (digest, secret), count in sorted(living.items()):
             published = await self._rules_of(digest)
-            is_readable, is_same = published is not None, secret == self._secret
-            publications.append(Publication(count, published or (), is_same, is_readable))
+            is_same = secret == self._secret
+            publications.append(Publication(count, published or (), is_same, published is not None, seen_us))
             await let_others_run()
         return publications
 
-    async def _living(self, deadline_s: float) -> Counter[tuple[int, int]]:
-        """Return the digests of what other workers have published, and how many workers each has."""
-        workers: Counter[tuple[int, int]] = Counter()
+    async def _living(self, deadline_s: float) -> tuple[Counter[tuple[int, ...]], int]:
+        """Return the digests that other workers have written, how many have each, and when one of all last wrote."""
+        lives: dict[bytes, tuple[int, ...]] = {}
         for row in await self._rows.read(WORKERS, 0, 0, deadline_s):
-            if row.worker == self._rows.worker:
-                continue
             life = readable(_LIFE.unpack_from, row.value)
-            if life is not None and 0 <= life[0] < 2**62:  # else no text has this digest
-                workers[life[0], life[1]] += 1
-        return workers
+            if life is not None and 0 <= life[1] < 2**62:  # else no text has this digest
+                lives[row.worker] = life
+        seen_us, *_ = max(lives.values(), default=(0,))
+        lives.pop(self._rows.worker, None)
+        return Counter([life[1:] for life in lives.values() if seen_us - life[0] < LIVES_US]), seen_us
 
     async def _rules_of(self, digest: int) -> Sequence[PublishedRule] | None:
         """Return the rules of a text; None if it is gone, and will be written again, or is of a later version.

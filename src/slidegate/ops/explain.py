@@ -11,11 +11,11 @@ from anyio.lowlevel import checkpoint
 from .. import Limiter
 from ..core import Ban
 from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_refusing
-from .facts import EVERY, OF_VERSION, UNREAD, Fact, FactsOfRules, Verdict, joined
+from .facts import EVERY, OF_VERSION, OF_WORKERS, UNREAD, Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
-from .published_rules import some_workers
+from .published_rules import met_by, some_workers
 from .recent_events import SUBJECTS, LoggedEvent
-from .rows import listed, named, row_of_ban, row_of_window, seconds
+from .rows import listed, named, row_of_ban, row_of_window, seconds, span_of
 from .slices import CLIENTS, KEYS
 from .stats_rows import WORKERS, read_events, read_ranking
 from .traffic import Ranking
@@ -26,6 +26,8 @@ MOST_CLIENTS: Final = 1_000
 BANS_AT_ONCE: Final = 1_000
 """After so many bans other tasks run."""
 MOST_REFUSALS: Final = 10
+IDLE_US: Final = 60_000_000
+"""From when on workers are said to be idle."""
 NO_STATISTICS: Final = "refusals, as no worker has written statistics within five minutes"
 NOT_LISTED: Final = "limits at endpoints without requests since the start are not listed"
 
@@ -36,7 +38,7 @@ class Facts(NamedTuple):
     Attributes:
         key: The key in its canonical form.
         now_us: The Unix time of the store.
-        workers: How many workers have published their rules.
+        workers: How many workers have published their rules, within a minute before the last one did.
         off: The change that has switched all workers off; None for none.
         rows: A row for each limit, list and ban.
         refusals: Its last refusals, the newest first; None if no worker writes statistics.
@@ -71,19 +73,13 @@ class Facts(NamedTuple):
 
 def answer_of(facts: Facts) -> dict[str, Any]:
     """Return the facts about a key as JSON shows them."""
-    off_until_us = refused_by = until_us = None
-    if facts.off is not None:
-        off_until_us = facts.off.until_us
     fact = facts.refused_by
-    if fact is not None:
-        refused_by = fact.by
-        until_us = fact.until_us(facts.now_us)
     return {
         "key": facts.key,
         "at": seconds(facts.now_us),
-        "refused_by": refused_by,
-        "until_at": seconds(until_us),
-        "off_until_at": seconds(off_until_us),
+        "refused_by": fact and fact.by,
+        "until_at": fact and seconds(fact.until_us(facts.now_us)),
+        "off_until_at": facts.off and seconds(facts.off.until_us),
         "workers": facts.workers,
         "not_read": [*facts.left_out],
         "behind": facts.behind,
@@ -161,8 +157,15 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
         for row in dict.fromkeys(maker.rows_of(publication.rules)):
             rows[row] += publication.workers
     workers = sum(publication.workers for publication in published)
-    noted = [row._replace(note=joined(row.note, some_workers(having, workers))) for row, having in rows.items()]
+    met = met_by(published)
+    whose = [some_workers(having, met.get(row.by, workers)) for row, having in rows.items()]
+    noted = [row._replace(note=joined(row.note, some)) for row, some in zip(rows, whose, strict=True)]
+    if not answers.published:
+        maker.leave_out(OF_WORKERS, "none has had a request within a day")
     left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
+    idle_us = now_us - min(publication.seen_us or now_us for publication in published)
+    if idle_us > IDLE_US:
+        left_out.append(f"what workers have changed since their last request, {span_of(idle_us / 1_000_000)} ago")
     refusals = None
     if answers.events is None:
         left_out.insert(0, NO_STATISTICS)

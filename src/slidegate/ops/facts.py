@@ -28,7 +28,8 @@ EVERY: Final = "every request"
 OF_FUNCTION: Final = "limits that functions return"
 OF_OPERATOR: Final = "whether a banned operator has its address"
 OF_VERSION: Final = "rules of another version"
-UNREAD: Final = frozenset((OF_FUNCTION, OF_OPERATOR, OF_VERSION))
+OF_WORKERS: Final = "rules of workers"
+UNREAD: Final = frozenset((OF_FUNCTION, OF_OPERATOR, OF_VERSION, OF_WORKERS))
 """What should be read, else it is not known whether the key is refused; other keys are explained by themselves."""
 WindowPlace: TypeAlias = tuple[str, str, AnyLimit]
 """The key, the bucket and the limit of a window."""

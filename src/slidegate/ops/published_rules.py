@@ -5,6 +5,7 @@ Workers differ during a rolling upgrade, or if two services share a store.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +13,8 @@ from ..limiter import Publication, PublishedRule
 
 BY_FUNCTION: Final = "by a function"
 _CLIENT: Final = "client"
+_OF_ROUTE: Final = "per-route "
+"""How the labels of `default_limits` begin."""
 _OWN_PREFIXES: Final = (32, 64)
 
 
@@ -42,7 +45,8 @@ def rule_rows(published: Sequence[Publication]) -> list[RuleRow]:
         for row in described:
             having[row] = having.get(row, 0) + publication.workers
     workers = sum(publication.workers for publication in published if publication.is_readable)
-    rows = [RuleRow(*row, some_workers(number, workers)) for row, number in having.items()]
+    met = met_by(published)
+    rows = [RuleRow(*row, some_workers(number, met.get(row[1], workers))) for row, number in having.items()]
     differing = sorted(row for row in rows if row.workers)
     # How clients are determined is no rule.
     return differing + [row for row in rows if not row.workers and row.rule != _CLIENT]
@@ -53,6 +57,15 @@ def some_workers(number: int, of: int) -> str:
     if number == of:
         return ""
     return f"in {number} of {of} workers"
+
+
+def met_by(published: Sequence[Publication]) -> Counter[str]:
+    """Return how many workers know each limit of a route or an endpoint: they know it from its first request on."""
+    met = Counter[str]()
+    for publication in published:
+        labels = {rule.rule for rule in publication.rules if rule.at_endpoint or rule.rule.startswith(_OF_ROUTE)}
+        met.update(dict.fromkeys(labels, publication.workers))
+    return met
 
 
 def text_of(rule: PublishedRule) -> str:

@@ -109,4 +109,4 @@ async def compare_secrets(limiter: Limiter, value: str | None) -> None:
             "another key; set SLIDEGATE_SECRET to that of the application, or pass the key as the dashboard shows it"
         )
     if not workers:
-        note("no worker on this store had a request within a minute, so its secret was not compared with this one")
+        note("no worker on this store had a request within a day, so its secret was not compared with this one")

@@ -31,7 +31,7 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
     """Show what refuses KEY and until when, and what is used and left of each limit.
 
     KEY is an address, user:42 or another key. The limits, lists and bans are those of the workers that had a request
-    within a minute, with the amounts that operators have changed; the latest refusals are known where a worker has
+    within a day, with the amounts that operators have changed; the latest refusals are known where a worker has
     statistics. The exit code is 0 if nothing here refuses KEY, 1 if something does or may, and 3 if that is not known:
     no worker has published its rules, some cannot be read, or the store does not answer.
 
@@ -48,8 +48,6 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
 
 
 def _code_of(facts: Facts) -> int:
-    if not facts.workers:
-        return UNKNOWN
     if facts.refused_by is not None:
         return REFUSED
     if facts.is_open and facts.off is None:
@@ -101,9 +99,7 @@ def _cells(fact: Fact) -> dict[str, Any]:
 def _verdict(facts: Facts) -> str:
     """Return the line that answers: by what the key is refused, and until when."""
     words = "nothing here refuses it"
-    if not facts.workers:
-        words = "no worker has published its rules within a minute, so only its bans are known"
-    elif facts.off is not None:
+    if facts.off is not None:
         words = f"every request passes, as all workers are off until {time_of(facts.off.until_us / _S)}"
     elif facts.refused_by is not None:
         words = _refused_by(facts.refused_by, facts.now_us)
