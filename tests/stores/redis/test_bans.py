@@ -600,6 +600,22 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: ran
         assert any("sent an unexpected answer" in error for error in errors), errors
 
 
+@pytest.mark.parametrize("said", [0, None, b"", b"7" * 40, [0], [b"7", b"7"], [b"7", [0]], [b"7", b"7", b"7"]])
+async def test_an_answer_to_one_method_that_is_none_is_a_clear_error(
+    said: Any, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store_at(server) as store:
+        await hit(store)
+        ask = link.Link.ask
+
+        async def spoilt(own: Any, *command: Any) -> Any:
+            return [*(await ask(own, *command))[:-1], said]
+
+        monkeypatch.setattr(link.Link, "ask", spoilt)
+        for method in METHODS.values():
+            await outcome(partial(method, store))  # raises whatever is no StoreError
+
+
 async def test_the_script_declares_to_upstash_which_keys_it_uses() -> None:
     sent: list[list[bytes]] = []
 

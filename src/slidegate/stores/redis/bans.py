@@ -12,7 +12,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
@@ -28,6 +28,7 @@ from ..shared import digest_of, in_steps
 from .batch import Batcher
 from .parts import Parts
 from .protocol import END, PEEK, read_bans, real_monotonic_us, window_field
+from .requests import read_page
 
 CHUNK: Final = 100
 """How many bans are read or written in one step, which blocks an event loop, or Redis, for about a millisecond."""
@@ -80,22 +81,24 @@ class RedisBans(BanStore):
         if self._polled.of_networks((key,)):
             return None
 
+        def read(answer: Any, now_us: int) -> tuple[bytes, Ban, Level] | None:
+            """Return the stored level, the ban that is due, and the level after it; None if the window is not full."""
+            units, level = answer
+            if units < policy.after.amount:
+                return None
+            return level, *next_ban(policy, key, reason, _unpack_level(level), now_us)
+
         (limit,) = policy.strikes.limits
         packed = self._packing.pack_limit(policy.strikes, limit, key)
         args = b"strike", packed, digest_of(policy.name), int(policy.shadow), weight
-        units, level = await batcher.command(self._packing.names_of(key), *args)
-        if units < policy.after.amount:
+        due = await batcher.command(self._packing.names_of(key), *args, read=read)
+        if due is None:
             return None
-        return await self._ban_next(policy, key, reason, level)
+        return await self._ban_next(policy, *due)
 
-    async def _ban_next(self, policy: BanPolicy, key: str, reason: str, before: bytes) -> Ban | None:
-        """Store a ban that is due; return None if another worker was faster, or there is no room.
-
-        Args:
-            before: The stored level.
-        """
-        ban, after = next_ban(policy, key, reason, _unpack_level(before), self._time.now_us())
-        row = b""
+    async def _ban_next(self, policy: BanPolicy, before: bytes, ban: Ban, after: Level) -> Ban | None:
+        """Store a ban that is due; return None if another worker was faster, or there is no room."""
+        key, row = ban.key, b""
         if not policy.shadow:
             row = _pack_ban(ban)
         strikes = window_field(policy.strikes, policy.strikes.limits[0])
@@ -125,15 +128,19 @@ class RedisBans(BanStore):
 
     async def unban(self, key: str, by: str) -> bool:
         names = *self._polled.names, *self._packing.names_of(key)
+
+        def read(answer: Any, now_us: int) -> tuple[Ban | None, bool, bool]:
+            of_key, network, remembered = answer
+            return longest(read_bans(filter(None, (of_key, network))), now_us), bool(network), bool(remembered)
+
         args = b"unban", key.encode(), os.urandom(8)
-        of_key, of_network, remembered = await self._batcher().command(names, *args)
-        ban = longest(read_bans(row for row in (of_key, of_network) if row), self._time.now_us())
+        ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)
         self._changes.note()
-        if of_network:
+        if was_network:
             await self._batcher().poll()
         if ban is not None:
             self._tell(unbanned(ban, by))
-        return bool(ban or remembered)
+        return bool(ban or was_remembered)
 
     async def pages(self) -> AsyncIterator[list[Ban]]:
         await self._batcher().poll()
@@ -142,7 +149,7 @@ class RedisBans(BanStore):
         seen: set[bytes] = set()  # a page may have keys of an earlier one again
         cursor = b"0"
         while True:
-            cursor, keys = await self._batcher().command(self._polled.names, b"keys", cursor)
+            cursor, keys = await self._batcher().command(self._polled.names, b"keys", cursor, read=read_page)
             new = [key for key in keys if key not in seen]
             seen.update(new)
             async for chunk in in_steps(new, CHUNK):

@@ -81,6 +81,18 @@ class Command(Request):
         self.answer(self.read(answer, now_us))
 
 
+def read_page(answer: Any, now_us: int) -> tuple[bytes, Sequence[bytes]]:
+    """Return the next cursor, and a page of names.
+
+    Raises:
+        ValueError: The answer is no pair.
+        TypeError: It is none of these.
+    """
+    cursor, names = answer
+    b"".join(names)
+    return cursor, names
+
+
 def concern_permits(checks: Iterable[Check]) -> bool:
     """Return whether some checks are about permits."""
     return any(bucket.is_permit for bucket, _, _ in checks)

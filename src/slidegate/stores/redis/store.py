@@ -59,7 +59,7 @@ from .protocol import (
     store_error,
 )
 from .refusals import Refusals
-from .requests import Question
+from .requests import Question, read_page
 from .unit_leases import UnitLeases
 
 CLOSING_S: Final = 0.5
@@ -264,9 +264,10 @@ class RedisStore(Store):
         """
         cursor, has_forgotten = b"0", False
         while True:
-            cursor, names = await self.batcher().command((), b"names", cursor, self.parts.packing.windows + b"*")
+            scan = b"names", cursor, self.parts.packing.windows + b"*"
+            cursor, names = await self.batcher().command((), *scan, read=read_page)
             async for some in in_steps(names, RESET_AT_ONCE):
-                has_forgotten |= await self.batcher().command(some, b"reset") > 0
+                has_forgotten |= await self.batcher().command(some, b"reset", read=lambda answer, now_us: answer > 0)
             if cursor == b"0":
                 break
         self.parts.changes.note_loss()
