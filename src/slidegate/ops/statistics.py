@@ -139,9 +139,8 @@ class Statistics(Observer):
                 return
             # In the middle of a slice of the store's time, so that each slice gets one write of each worker.
             since_middle_s = (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
-            wait_s = EVERY_S - since_middle_s
             context = Context()  # not that of the request
-            loop.call_later(wait_s, self._write_now, loop, context=context)
+            loop.call_later(EVERY_S - since_middle_s, self._write_now, loop, context=context)
 
     def _write_now(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._due_in is not loop:  # it has ended or was reset, or uses another loop now
