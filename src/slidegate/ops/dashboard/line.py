@@ -82,18 +82,6 @@ class Refusals(NamedTuple):
     is_cut: bool
 
 
-class Proposal(NamedTuple):
-    """Something that an operator may do.
-
-    Attributes:
-        does: ``ban`` or ``look`` at a client, or ``change`` a limit.
-        target: The client or the rule; empty to look at all clients.
-    """
-
-    does: str
-    target: str
-
-
 class Line(NamedTuple):
     """What an operator should know first.
 
@@ -101,14 +89,15 @@ class Line(NamedTuple):
         kind: ``off``, ``away``, ``calm``, ``one`` or ``several``.
         refusals: What it is computed from; None if that is not known.
         client: The client that it names; None for none.
-        actions: What can be done, the first one first.
+        actions: What can be done, the first one first: ``ban`` or ``look`` at the client, or ``change`` the limit that
+            refuses it; without a client, look at all.
     """
 
     kind: str
     text: str
     refusals: Refusals | None = None
     client: ClientRow | None = None
-    actions: tuple[Proposal, ...] = ()
+    actions: Sequence[str] = ()
 
 
 def row_of(client: ClientTraffic, is_banned: bool, caution: str = "") -> ClientRow:
@@ -144,7 +133,7 @@ def line_of(refusals: Refusals) -> Line:
     """Return the line about who was refused."""
     kind = "several"
     client = None
-    actions = [Proposal("look", "")]
+    actions = ["look"]
     texts = []
     least = ""
     if refusals.is_cut:
@@ -157,17 +146,16 @@ def line_of(refusals: Refusals) -> Line:
             kind = "one"
             client = row
             texts = [f"{row.key} has {share(row.refused, refusals.whole)} of {count(refusals.whole)} refusals"]
-            actions = [Proposal("look", row.key)]
             if row.caution:
                 texts.append(f"look first: {row.caution}")
-                actions.append(Proposal("change", row.rule))
+                actions.append("change")
             elif row.refused > NEARLY_ALL * refusals.whole:
-                actions.insert(0, Proposal("ban", row.key))
+                actions.insert(0, "ban")
     if refusals.banned:
         texts.append(f"Banned clients: {least}{count(refusals.banned)}, refused {count(refusals.of_banned)} times")
     if not texts:
         return Line("calm", "Nobody was refused in the last five minutes", refusals)
-    return Line(kind, "; ".join(texts), refusals, client, tuple(actions))
+    return Line(kind, "; ".join(texts), refusals, client, actions)
 
 
 def caution_of(client: ClientTraffic, kinds: Mapping[str, str], proxies: Collection[Networks]) -> str:
