@@ -562,7 +562,7 @@ class Stage:
         if name == "body":
             return given.body.decode()
         if name == "decision":
-            return f"decision: {scope['slidegate'].decision.reason} of {client_key(Request(scope))}"
+            return f"decision: {slidegate.decision_of(HTTPConnection(scope)).reason} of {client_key(Request(scope))}"
         if name == "code":
             return f"code: {given.messages[-1]['code']}"
         if name == "read":

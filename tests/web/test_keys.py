@@ -40,7 +40,7 @@ from slidegate import (
 from slidegate.networks.mcp import mcp_tool
 from slidegate.networks.operators import Network, NetworkFile, network
 from slidegate.testing import FakeClock
-from slidegate.web.charges import client_key
+from slidegate.web.charges import client_key, decision_of
 from slidegate.web.client_ip import client_ip
 from slidegate.web.keys import Key, combine, cookie, header, path_param, query, user
 
@@ -56,7 +56,7 @@ async def key_of(key: Any, limiter: Limiter | None = None, pattern: str = "*", *
     app = RateLimitMiddleware(hello, rules=[Rule(pattern, "1000/minute", key=key)], limiter=limiter)
     scope = scope_of(**more)
     await send_scope(app, scope)
-    found: str = scope["slidegate"].decision.states[0].key
+    found: str = decision_of(HTTPConnection(scope)).states[0].key
     return found
 
 
@@ -187,7 +187,7 @@ async def test_whatever_type_of_bytes_a_server_writes_the_keys_are_the_same(name
     for headers, sent in asked:
         scope = scope_of(method=method, headers=headers, query_string=sent)
         await send_scope(app, scope)
-        seen.append([(state.label, state.key) for state in scope["slidegate"].decision.states])
+        seen.append([(state.label, state.key) for state in decision_of(HTTPConnection(scope)).states])
     assert seen[0] == seen[1]
 
 

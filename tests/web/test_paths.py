@@ -21,7 +21,7 @@ from starlette._utils import get_route_path
 from starlette.applications import Starlette
 from starlette.convertors import CONVERTOR_TYPES, StringConvertor
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute, compile_path
 from starlette.staticfiles import StaticFiles
@@ -30,6 +30,7 @@ from starlette.websockets import WebSocket
 
 from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule, client_ip, header, path_param
 from slidegate.testing import RecordingObserver
+from slidegate.web.charges import decision_of
 
 from ..asgi import PEER, hello, scope_of, send_scope
 from ..drawing import examples
@@ -115,7 +116,7 @@ async def test_a_scope_with_odd_values_is_counted_by_all_that_could_mean_it(
             monkeypatch.setattr(time, "monotonic", lambda: later)
         await send_scope(middleware, scope)
     assert charged(scopes[0]) == ["a", "page", "when", "all", "per-route *"]
-    *before, last = [scope["slidegate"].decision.reason for scope in scopes]
+    *before, last = [decision_of(HTTPConnection(scope)).reason for scope in scopes]
     assert before == ["ok", "ok", "limited"]
     assert last == "banned" or "client" in odd
     assert "refused" in observer.kinds

@@ -67,7 +67,16 @@ def decision_of(request: HTTPConnection) -> Decision:
     visit = visit_of(request, "decision_of")
     if visit is None:
         return DISABLED
-    decision = visit.decision
+    decisions = [decision for _, decision in visit.decisions]
+    if not decisions:
+        raise ConfigurationError(
+            "decision_of(request): nothing is decided about this request yet; call it in the application, not in a "
+            "function of a rule"
+        )
+    decision = decisions[-1]
+    if decision.allowed:  # the last admission by a limit says more than one that counted nothing
+        admissions = [earlier for earlier in decisions if earlier.readings and earlier.allowed]
+        decision = (admissions or decisions)[-1]
     *_, outermost = visit.visits()
     if outermost.shadow_rules:
         if not decision.readings:  # many requests have this object

@@ -173,12 +173,9 @@ class Visit:
         return [(self.policy, decision) for decision in self.own_decisions]
 
     def explain(self, decision: Decision) -> Decision:
-        """Return a decision; a refusal that only reservations of other requests cause waits for them.
-
-        What refuses without a wait looks for reservations itself, which spares most refused requests this call.
-        """
+        """Return a decision; a refusal that only reservations of other requests cause waits for them."""
         reservations = self.policy.engine.reservations
-        if decision.allowed or not reservations.by_window:
+        if decision.allowed or not reservations.by_window:  # what refuses without a wait asks before, to spare the call
             return decision
         decided = [earlier for _, earlier in self.decisions if earlier is not decision]
         explained: Decision = reservations.explain(decision, decided)
@@ -194,26 +191,6 @@ class Visit:
             return None
         if self.shared is not None and self.shared[-1][1] is not last:  # another middleware decided after it
             return None
-        return last
-
-    @property
-    def decision(self) -> Decision:
-        """The last decision if it refuses the request, else the last admission by a limit, else the last one.
-
-        Raises:
-            ConfigurationError: There is no decision yet.
-        """
-        decisions = [decision for _, decision in self.decisions]
-        if not decisions:
-            raise ConfigurationError(
-                "decision_of(request): nothing is decided about this request yet; call it in the application, not in a "
-                "function of a rule"
-            )
-        last = decisions[-1]
-        if last.allowed:
-            for decision in reversed(decisions):
-                if decision.readings and decision.allowed:
-                    return decision
         return last
 
     @property
