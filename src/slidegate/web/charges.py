@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from starlette.requests import HTTPConnection
 
 from ..core.buckets import Check, windows_of
-from ..core.decision import Decision
+from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
 from ..limiter import check_cost
@@ -21,7 +21,9 @@ from ..limiter.engine import Engine
 from .client_ip import client_ip
 from .plan import DISABLED, EXEMPT
 from .policy import Policy
-from .visit import UNCOUNTED, Visit, visit_of
+from .visit import Visit, visit_of
+
+_UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)  # why nothing at all counts a request
 
 
 def client_key(request: HTTPConnection) -> str:
@@ -276,7 +278,7 @@ def _check_uncounted(visit: Visit, rule: str | None, counted: Iterable[str], cal
     Raises:
         ConfigurationError: There is no such rule, or several that must be named.
     """
-    if any(decision.reason in UNCOUNTED for _, decision in visit.decisions):  # on the allowlist, or switched off
+    if any(decision.reason in _UNCOUNTED for _, decision in visit.decisions):  # on the allowlist, or switched off
         return
     names_above = {known.label for policy, _ in visit.decisions for known in living(policy.rules.first_by_name)}
     if rule in names_above:

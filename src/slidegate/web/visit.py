@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
-from ..core.decision import Decision, Reason
+from ..core.decision import Decision
 from ..core.errors import ConfigurationError, quoted
 from ..limiter.engine import Engine
 from .clients import KEY, Client
@@ -39,10 +39,7 @@ _LASTS: Final = frozenset(
     }
 )
 """The messages that end a response, unless more of the body follows. Trailers come after the end."""
-_EXEMPT: Final = (EXEMPT,)
-"""The decisions about a request that nothing counts."""
-UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)
-"""Why nothing at all counts a request."""
+_EXEMPT: Final = (EXEMPT,)  # the decisions about a request that nothing counts
 
 
 class Effect:
