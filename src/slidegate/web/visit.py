@@ -250,15 +250,14 @@ class Visit:
     async def _start_effects(self, status: Any) -> None:
         """Let the effects of the status happen; those of the end remain."""
         effects = self.effects
-        remaining: list[Effect] = []
-        for effect in effects:
-            if effect.statuses == ():
-                remaining.append(effect)
+        remaining = [*effects]
         self.effects = remaining
         for effect in effects:
-            waiting = effect.start(self, status)
-            if waiting is not None:
-                await waiting
+            if effect.statuses != ():
+                remaining.remove(effect)  # before it starts, so that those behind it have their end if it is cancelled
+                waiting = effect.start(self, status)
+                if waiting is not None:
+                    await waiting
 
     async def fail(self, error: BaseException, handlers: Any) -> None:
         """Let the remaining effects happen: the application has raised an exception.
