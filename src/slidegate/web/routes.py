@@ -21,6 +21,8 @@ from ..core.memo import remember
 
 UNROUTED: Final = "(no route)"
 """The label of requests that match no route."""
+UNKNOWN: Final = "*"
+"""The label of a route that is unknown: all requests that reach one are limited together."""
 MANY_ROUTES: Final = 50
 DEPTH: Final = 64
 """The maximum depth of nested applications; one may be mounted in itself."""
@@ -123,11 +125,13 @@ class MountedRoute:
 
     @cached_property
     def label(self) -> str:
-        """The display name: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket."""
-        kind = "WS"
-        if hasattr(self._route, "methods"):
-            kind = text_of_methods(self.methods or "*")
-        return PARAM_REGEX.sub(r"{\1}", f"{kind} {self.path}")
+        """The display name: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket; else `UNKNOWN`."""
+        with suppress(Exception):  # no route of Starlette's, or none that can be read
+            kind = "WS"
+            if hasattr(self._route, "methods"):
+                kind = text_of_methods(self.methods or "*")
+            return PARAM_REGEX.sub(r"{\1}", f"{kind} {self.path}")
+        return UNKNOWN
 
     def is_at(self, path: str) -> bool:
         """Return whether requests with a path reach it, unless another route takes them."""

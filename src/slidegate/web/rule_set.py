@@ -25,9 +25,9 @@ from .effects import effects_of
 from .endpoint_rule import text_of
 from .headers import Headers
 from .keys import Key, KeyFunction
-from .paths import ANY_PATH, PathIndex, PathReader, Texts, is_ambiguous
+from .paths import PathIndex, PathReader, Texts, is_ambiguous
 from .plan import BoundRule, Plan, RuleMatch, Signal, Traits
-from .routes import MountedRoute, is_by_path, layers, reach, visible_app
+from .routes import UNKNOWN, MountedRoute, is_by_path, layers, reach, visible_app
 from .rules import Limits, LimitsFunction, Rule, label_of, method_of
 from .signals import Signals
 
@@ -35,8 +35,6 @@ EXEMPT_MARK: Final = "__slidegate_exempt__"
 """The attribute that marks an endpoint as exempt; `functools.wraps` copies it to a wrapper."""
 OF_ROUTE: Final = "per-route "
 """What the labels of these limits begin with."""
-_ANY_ROUTE: Final = "*"
-"""Stands for the label of the route of a request that matches no known one."""
 _A_PREFLIGHT: Final = "a preflight"
 """Stands for the method of a preflight where plans are remembered."""
 
@@ -165,7 +163,8 @@ class RuleSet:
     def match(self, scope: Scope) -> Plan:
         """Return the plan of a request.
 
-        If that fails, every limit counts the request and nothing exempts it, so that a failure bypasses no limit.
+        If that fails, every limit counts the request and nothing exempts it, so that a failure bypasses no limit. Only
+        blocks of all paths refuse it.
         """
         method = scope.get("method")
         is_preflight = False
@@ -179,9 +178,9 @@ class RuleSet:
             return self._new_plan(scope, is_preflight, memo_key)
         except Exception as error:
             log_failure("selecting rules failed; every limit counts the request", error, time.monotonic())
-            matches = self.matches_of(scope, ANY_PATH)
-            if self.default_rule is not None:
-                matches.append(self._at_route(_ANY_ROUTE))
+            matches = self.matches_of(scope, None)
+            if self.default_rule is not None and not is_ended(matches):
+                matches.append(self._at_route(UNKNOWN))
             return self.plan_of(matches, (), Traits(is_preflight))
 
     def _new_plan(self, scope: Scope, is_preflight: bool, memo_key: object) -> Plan:
@@ -204,9 +203,13 @@ class RuleSet:
             remember(by_request, memo_key, plan, MANY, PATH_BYTES)
         return plan
 
-    def matches_of(self, scope: Scope, texts: Texts) -> list[RuleMatch]:
-        """Return the rules that match a request, in order, up to one that certainly ends the list."""
-        indexes: Iterable[int] = range(len(self.in_order))  # of all rules, for `ANY_PATH`
+    def matches_of(self, scope: Scope, texts: Texts | None) -> list[RuleMatch]:
+        """Return the rules that match a request, in order, up to one that certainly ends the list.
+
+        Args:
+            texts: The texts of its path; None if they could not be read.
+        """
+        indexes: Iterable[int] = range(len(self.in_order))  # of all rules, for `ANY_PATH` and None
         if texts:
             indexes = sorted({*self._anywhere, *self._index.match(texts)})
         scope_type, method = scope["type"], method_of(scope)
@@ -217,6 +220,8 @@ class RuleSet:
                 continue
             ends = _ends(bound, method, texts)
             if bound.rule.exempts and not ends:  # an exemption applies only if it matches exactly
+                continue
+            if texts is None and bound.paths and bound.rule.blocks:  # perhaps of another path
                 continue
             matches.append(RuleMatch(bound, ends))
             if is_ended(matches):
@@ -323,7 +328,7 @@ def _default_rule(limits: Limits | LimitsFunction, key: Key | KeyFunction | None
 def _limited_route(route: MountedRoute | None, scope: Scope) -> str:
     """Return the label of the route whose default limits count a request; empty if its endpoint is exempt."""
     if route is None:
-        return _ANY_ROUTE
+        return UNKNOWN
     # The function of the method, of an endpoint that is a class, where `get` answers HEAD unless `head` does.
     name = str(scope.get("method")).lower()
     if name == "head" and not hasattr(route.endpoint, name):
@@ -332,7 +337,7 @@ def _limited_route(route: MountedRoute | None, scope: Scope) -> str:
     if not any(EXEMPT_MARK in getattr(function, "__dict__", ()) for function in functions):
         return route.label
     if is_ambiguous(scope["path"]):  # it may lead to another endpoint
-        return _ANY_ROUTE
+        return UNKNOWN
     return ""
 
 
@@ -341,7 +346,7 @@ def is_ended(matches: Sequence[RuleMatch]) -> bool:
     return bool(matches) and matches[-1].ends and matches[-1].bound.rule.when is None
 
 
-def _ends(bound: BoundRule, method: object, texts: Texts) -> bool:
+def _ends(bound: BoundRule, method: object, texts: Texts | None) -> bool:
     """Return whether a rule that matches a request ends the list.
 
     Limits and blocks match generously; what exempts or ends the list matches exactly this method, and every text of the
@@ -357,7 +362,9 @@ def _ends(bound: BoundRule, method: object, texts: Texts) -> bool:
         return False
     if not bound.paths:
         return True
-    return bool(texts) and all(any(path.is_exactly(text) for path in bound.paths) for text in texts)
+    if not texts:
+        return False
+    return all(any(path.is_exactly(text) for path in bound.paths) for text in texts)
 
 
 def _is_for_all(rule: Rule) -> bool:
