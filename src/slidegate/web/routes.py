@@ -260,7 +260,7 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
         if match is Match.NONE or (match is Match.PARTIAL and partial[0] is not None):
             continue
         found = (route, child)
-        if "endpoint" not in child:  # a router included by FastAPI
+        if hasattr(route, "effective_candidates"):  # a router included by FastAPI
             found = _first(_expanded([route]), scope)
         if match is Match.FULL:
             return found
