@@ -150,16 +150,7 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
         changes={name: change.limit for name, change in changes.items()},
     )
     now_us = await _read_windows(limiter, maker, rules)
-    rows = Counter[Fact]()  # and how many workers have each
-    for publication in published:
-        if not publication.is_readable:
-            maker.leave_out(OF_VERSION, f"{publication.workers} workers")
-        for row in dict.fromkeys(maker.rows_of(publication.rules)):
-            rows[row] += publication.workers
-    workers = sum(publication.workers for publication in published)
-    met = met_by(published)
-    whose = [some_workers(having, met.get(row.by, workers)) for row, having in rows.items()]
-    noted = [row._replace(note=joined(row.note, some)) for row, some in zip(rows, whose, strict=True)]
+    rows = _rows_of(maker, published)
     if not answers.published:
         maker.leave_out(OF_WORKERS, "none has had a request within a day")
     left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
@@ -172,7 +163,24 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     else:
         refusals = _refusals_in(answers.events, keys)
     is_open = not UNREAD.isdisjoint(maker.left_out)
-    return Facts(subject.key, now_us, workers, changes.get("*"), noted, refusals, left_out, is_open)
+    workers = _workers_of(published)
+    return Facts(subject.key, now_us, workers, changes.get("*"), rows, refusals, left_out, is_open)
+
+
+def _rows_of(maker: FactsOfRules, published: Sequence[Publication]) -> list[Fact]:
+    """Return the rows of all workers, each once, with a note where only some of them have it."""
+    having = Counter[Fact]()
+    for publication in published:
+        if not publication.is_readable:
+            maker.leave_out(OF_VERSION, f"{publication.workers} workers")
+        for row in dict.fromkeys(maker.rows_of(publication.rules)):
+            having[row] += publication.workers
+    workers, met = _workers_of(published), met_by(published)
+    return [row._replace(note=joined(row.note, some_workers(having[row], met.get(row.by, workers)))) for row in having]
+
+
+def _workers_of(published: Iterable[Publication]) -> int:
+    return sum(publication.workers for publication in published)
 
 
 async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[str]) -> list[Ban]:
