@@ -116,16 +116,18 @@ class GuardedWebSocket:
             return
         is_banned = decision.reason is Reason.BANNED
         scope = self._visit.scope  # None for a task of the application that outlives its call
-        if decision.reason is Reason.LIMITED and scope is not None:
-            self._visit.struck = ()  # each message strikes
-            signals: Signals = self._visit.policy.signals
-            is_banned = bool(await signals.strike_quietly(self._visit, signals.by_refusal, scope))
-        if is_banned:
-            await self._end(POLICY_VIOLATION, "banned")
-        elif decision.reason is Reason.UNAVAILABLE:
-            await self._end(TRY_AGAIN_LATER, "messages cannot be counted now")
-        else:
-            await self._end(TRY_AGAIN_LATER, "message limit exceeded")
+        try:
+            if decision.reason is Reason.LIMITED and scope is not None:
+                self._visit.struck = ()  # each message strikes
+                signals: Signals = self._visit.policy.signals
+                is_banned = bool(await signals.strike_quietly(self._visit, signals.by_refusal, scope))
+        finally:  # also if this read is given up meanwhile, as the next one would count the message again
+            if is_banned:
+                await self._end(POLICY_VIOLATION, "banned")
+            elif decision.reason is Reason.UNAVAILABLE:
+                await self._end(TRY_AGAIN_LATER, "messages cannot be counted now")
+            else:
+                await self._end(TRY_AGAIN_LATER, "message limit exceeded")
 
     async def _end_if_banned(self) -> None:
         """Look whether the client is banned if the last look is old enough, and end the websocket if it is."""
