@@ -263,9 +263,11 @@ def _named_charges(
 
 
 def _charges_by_rule(visit: Visit) -> dict[str, list[_Charge]]:
-    """Return what a request was charged, by the names of the rules."""
+    """Return what a request was charged by its admissions, by the names of the rules."""
     counted: dict[str, list[_Charge]] = {}
     for policy, decision in visit.decisions:
+        if not decision.allowed:
+            continue
         for place, (bucket, _, _) in enumerate(decision.checks):
             if not bucket.is_permit:
                 counted.setdefault(bucket.label, []).append(_Charge(policy, decision, place))
