@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.buckets import Check, windows_of
-from ..core.decision import Decision, Reason
+from ..core.decision import Decision
 from ..core.events import Event
 from ..limiter.engine import Engine
 from .callbacks import UserCallbacks, request_in, whole_cost
@@ -169,7 +169,7 @@ class Counting:
                 continue
             answer = self._engine.hit(checks, ())
             decision = answer if isinstance(answer, Decision) else await answer
-            refuses = not decision.allowed and decision.reason is not Reason.BANNED
+            refuses = not decision.allowed and bool(decision.readings)  # else a ban, or a store that does not answer
             for around in visit.visits():
                 around.observed = (*around.observed, (checks, bound.rule.label, refuses))
             if refuses:
