@@ -269,35 +269,44 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
 
 
 _RoutesByEndpoint: TypeAlias = dict[int, list[MountedRoute]]
-"""The routes of a router, by the identity of their endpoints, which may have no hash."""
+"""The routes of a router, by the identity of their endpoints, which may have no hash. They keep the endpoints alive."""
 
 
 class RouteLabels:
     """Names the routes that have answered requests, for outcomes and events: a table has those of each router."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, tuple[object, _RoutesByEndpoint]] = {}
-        # Of endpoints at one route, and of those at none, by the identities of router and endpoint.
+        # By the identity of a router and the number of its routes, as some may be added later.
+        self._tables: dict[tuple[int, int], tuple[object, _RoutesByEndpoint]] = {}
+        # Of endpoints at one route, by the identities of router and endpoint.
         self._labels: dict[tuple[int, int], str] = {}
 
     def read(self, app: object) -> _RoutesByEndpoint:
         """Read the routes of an application or a router, and return them; thousands take a few milliseconds."""
         router = router_of(app)
-        _, before = self._tables.get(id(router), (None, {}))
-        table = {endpoint: routes for endpoint, routes in before.items() if not routes}
+        table: _RoutesByEndpoint = {}
         for route in mounted_routes(app):
             table.setdefault(id(route.endpoint), []).append(route)
-        remember(self._tables, id(router), (router, table))
+        remember(self._tables, _table_key(router), (router, table))
         self._labels.clear()
         return table
 
     def routes_for(self, scope: Scope) -> Sequence[MountedRoute]:
-        """Return the routes of a request's endpoint; none if it is unknown."""
-        router, endpoint = scope.get("router"), id(scope.get("endpoint"))
-        _, table = self._tables.get(id(router), (None, {}))
-        if endpoint not in table:  # that of a router that was not read, or of a route which was added since
+        """Return the routes of a request's endpoint; none if it is unknown, also after another look."""
+        return self._known(scope) or self.read(scope.get("router")).get(id(scope.get("endpoint")), ())
+
+    def _known(self, scope: Scope) -> Sequence[MountedRoute]:
+        """Return the same, with another look only where the number of routes has changed.
+
+        Some applications make an endpoint for each request.
+        """
+        router = scope.get("router")
+        entry = self._tables.get(_table_key(router))
+        if entry is None:
             table = self.read(router)
-        return table.setdefault(endpoint, [])  # one that is no route's is looked for once
+        else:
+            _, table = entry
+        return table.get(id(scope.get("endpoint")), ())
 
     def label(self, scope: Scope) -> str:
         """Return the display name of the route that has answered a request; `UNROUTED` if it is unknown."""
@@ -305,13 +314,20 @@ class RouteLabels:
         label = self._labels.get(memo_key)
         if label is not None:
             return label
-        routes = self.routes_for(scope)
+        routes = self._known(scope)
+        if not routes:
+            return UNROUTED
         if len(routes) > 1:
             return _answering(routes, scope).label
-        label = UNROUTED
-        if routes:
-            label = routes[0].label
-        return remember(self._labels, memo_key, label)
+        return remember(self._labels, memo_key, routes[0].label)
+
+
+def _table_key(router: object) -> tuple[int, int]:
+    """Return what the routes of a router are remembered by, until their number changes."""
+    routes = attribute_of(router, "routes")
+    if not isinstance(routes, Sequence):
+        return id(router), 0
+    return id(router), len(routes)
 
 
 def _answering(routes: Sequence[MountedRoute], scope: Scope) -> MountedRoute:
