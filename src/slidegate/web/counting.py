@@ -15,6 +15,7 @@ from starlette.types import Scope
 from ..core.buckets import Check, windows_of
 from ..core.decision import Decision
 from ..core.events import Event
+from ..core.memo import remember
 from ..limiter.engine import Engine
 from .callbacks import UserCallbacks, request_in, whole_cost
 from .plan import BoundRule, Plan, RuleMatch
@@ -157,7 +158,13 @@ class Counting:
             matches.append(match)
             if match.ends:
                 break
-        return self._rules.plan_of(matches, plan.strikes, plan.evaluated_traits)
+        memo_key = tuple(matches)
+        evaluated = plan.evaluated.get(memo_key)
+        if evaluated is None:
+            traits = plan.traits._replace(is_evaluated=True)
+            evaluated = self._rules.new_plan(matches, plan.strikes, traits)
+            remember(plan.evaluated, memo_key, evaluated)
+        return evaluated
 
     async def observe(self, visit: Visit, shadows: Sequence[BoundRule], request: HTTPConnection) -> None:
         """Count an admitted request under shadow rules, and report those that would have refused it."""

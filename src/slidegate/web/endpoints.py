@@ -254,14 +254,14 @@ class RateLimit:
         # One that a request makes for itself is equal to the one before, or alike but for its functions: closures.
         alike = full_text_of(self.rule), id(function)
         values = [value for value in vars(self.rule).values() if not isinstance(value, Key)]  # keys are in the text
-        memo = rules.alike.get(alike)
-        if memo is None or memo[2] != values:
+        plan, _, known = rules.alike.get(alike, (None, None, None))
+        if plan is None or known != values:
             plan = self._new_plan(policy, scope, function)
-            plan.traits = Traits(is_brief=memo is not None)  # those that its condition leads to are remembered, or not
-            memo = remember(rules.alike, alike, (plan, function, values), _MOST_ALIKE)
+            remember(rules.alike, alike, (plan, function, values), _MOST_ALIKE)
         # What follows keeps the function alive, so that no other one gets its id, and ends with the limit.
         end = ref(self, lambda _: rules.at_endpoints.pop(memo_key, None))
-        return remember(rules.at_endpoints, memo_key, (memo[0], function, end))[0]
+        remember(rules.at_endpoints, memo_key, (plan, function, end))
+        return plan
 
     def _new_plan(self, policy: Policy, scope: Scope, function: Any) -> Plan:
         """Return the plan of the requests to an endpoint."""
@@ -279,7 +279,7 @@ class RateLimit:
             if name not in names:  # no error: a router may have the limit, and one of its routes the parameter
                 text = "RateLimit of %s: its route has no parameter %r to count by%s"
                 logger.warning(text, rule.label, name, closest(name, names))
-        return policy.rules.plan_of([RuleMatch(policy.rules.bind(rule, rule.identity))], (), Traits(is_brief=True))
+        return policy.rules.new_plan([RuleMatch(policy.rules.bind(rule, rule.identity))], (), Traits())
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from starlette.types import Scope
@@ -228,13 +227,11 @@ class Traits(NamedTuple):
         is_preflight: They are CORS preflights.
         is_evaluated: The conditions of their rules are true.
         is_enforced: Ban policies and limits at endpoints are enforced: the client is on no list, and nothing is off.
-        is_brief: The rules do not remember their plan, as a request may have made its rule for itself.
     """
 
     is_preflight: bool = False
     is_evaluated: bool = False
     is_enforced: bool = True
-    is_brief: bool = False
 
 
 class Plan:
@@ -250,6 +247,7 @@ class Plan:
         matches: The rules, in order.
         is_conditional: Whether a rule has a condition. The plan depends on its result then, and no rule has ended the
             list yet.
+        evaluated: The plans that it leads to then, by the rules that are left.
         is_exempt: Whether ban policies ignore these requests.
         is_enforced: See `Traits`.
         strikes: The signals of ban policies for their path; none if they are exempt.
@@ -273,6 +271,7 @@ class Plan:
         self.matches = matches
         self.traits = traits
         self.is_enforced = traits.is_enforced
+        self.evaluated: dict[object, Plan] = {}
         self.is_conditional = not traits.is_evaluated and any(bound.rule.when is not None for bound, _ in matches)
         last: Rule | None = None
         if matches and matches[-1].ends and not self.is_conditional:  # else the conditions say which rule ends the list
@@ -307,11 +306,6 @@ class Plan:
             self._by_client = charges
         if self.limiting and not self.calls_functions:
             self.rendered = headers.render([(bucket, "", cost) for bucket, cost in charges])
-
-    @cached_property
-    def evaluated_traits(self) -> Traits:
-        """The traits of the plans that it leads to when its conditions are evaluated."""
-        return self.traits._replace(is_evaluated=True)
 
     def checks(self, scope: Scope, client_key: str) -> list[Check]:
         """Return the checks of a request; only if no rule that limits it calls a function."""

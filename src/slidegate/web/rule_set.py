@@ -230,16 +230,16 @@ class RuleSet:
 
     def plan_of(self, matches: Sequence[RuleMatch], strikes: Sequence[Signal], traits: Traits) -> Plan:
         """Return the plan for the rules that match a request; the same one for the same rules."""
-        if traits.is_preflight and not traits.is_evaluated:
-            matches = [RuleMatch(bound.for_preflights(), ends) for bound, ends in matches]
         memo_key = *matches, *map(id, strikes), traits  # signals live as long as the policy, so their ids stay theirs
         plans = self._plans
-        plan = plans.get(memo_key)
-        if plan is None:
-            plan = Plan(tuple(matches), strikes, traits, self._headers)
-            plan.effects = effects_of(plan, self._signals, self._calls)
-            if not traits.is_brief:
-                remember(plans, memo_key, plan)
+        return plans.get(memo_key) or remember(plans, memo_key, self.new_plan(matches, strikes, traits))
+
+    def new_plan(self, matches: Sequence[RuleMatch], strikes: Sequence[Signal], traits: Traits) -> Plan:
+        """Return a new plan for some rules."""
+        if traits.is_preflight and not traits.is_evaluated:
+            matches = [RuleMatch(bound.for_preflights(), ends) for bound, ends in matches]
+        plan = Plan(tuple(matches), strikes, traits, self._headers)
+        plan.effects = effects_of(plan, self._signals, self._calls)
         return plan
 
     def _at_route(self, label: str) -> RuleMatch:
