@@ -233,14 +233,14 @@ def about_layers(policy: Policy, app: object, routed_app: object) -> Iterator[Fi
     """Yield the findings about CORS within, and about limits of routes that nothing can read."""
     # Limits at endpoints are within, and those of a route are published from its first request on.
     own = [row.action for row in published_rules(policy) if not (row.shadow or row.at_endpoint)]
-    refuses = policy.default_rule is not None or not {"limit", "block", "ban", "blocklist"}.isdisjoint(own)
+    refuses = policy.rules.default_rule is not None or not {"limit", "block", "ban", "blocklist"}.isdisjoint(own)
     if refuses and policy.refusals.on_refused is None and any(map(_is_cors, layers(app))):
         yield Finding(
             "SG138",
             "CORSMiddleware is inside this middleware, so browsers hide its refusals from scripts: they see a network "
             "error in place of 429; add CORSMiddleware outside, which is after this middleware",
         )
-    if policy.default_rule is not None and routes_of(routed_app) is None:
+    if policy.rules.default_rule is not None and routes_of(routed_app) is None:
         yield Finding(
             "SG126",
             "default_limits are around an unknown application, whose routes cannot be read: all requests of a "

@@ -89,7 +89,7 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
     async def look_and_send(message: Message) -> None:
         if message["type"] in STARTS:
             findings.report(_about_peer_within(policy, peer, scope, client.key))
-            rules = filter(None, [*policy.rules.given, policy.default_rule])
+            rules = filter(None, [*policy.rules.given, policy.rules.default_rule])
             if not had_user and _has_user(scope) and any(map(_counts_users, rules)):
                 findings.report([_LATE_USER])
         await send(message)

@@ -24,7 +24,6 @@ from .headers import Headers
 from .refusals import Refusals
 from .routes import RouteLabels
 from .rule_set import Names, RuleSet, all_rules
-from .rules import Rule
 from .signals import Signals
 from .websockets import GuardedWebSocket, MessageLimits
 
@@ -185,11 +184,6 @@ class Policy:
         """Render and plan everything again, because amounts have changed."""
         self.headers.forget()
         self.rules.restart()
-
-    @property
-    def default_rule(self) -> Rule | None:
-        """The rule of each route, made from `default_limits`; None if there is none."""
-        return self.rules.default_rule
 
     def buckets(self) -> list[Bucket]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""

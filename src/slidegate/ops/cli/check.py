@@ -250,7 +250,7 @@ def _address_in(path: Path) -> str:
 def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
     """Note the windows that are so long that they may be expected to survive a restart of the machine."""
     forgotten = []
-    for rule in filter(None, (*middleware.rules, middleware.policy.default_rule)):
+    for rule in filter(None, (*middleware.rules, middleware.policy.rules.default_rule)):
         for limit in rule.limits:
             if isinstance(limit, Limit) and limit.window_us >= _LONG_US:
                 forgotten.append(f"{limit} of {rule.label}")

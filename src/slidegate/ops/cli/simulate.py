@@ -76,7 +76,7 @@ def simulate(
         note(f"waits and permits cannot be replayed and are ignored: {', '.join(replay.unwaited)}")
     if replay.keyed:
         note(f"where the log lacks what a rule counts by, the application counts otherwise: {', '.join(replay.keyed)}")
-    if rules is not None and replay.middlewares[0].policy.default_rule is not None:
+    if rules is not None and replay.middlewares[0].policy.rules.default_rule is not None:
         note("a file contains no routes, so default_limits count all requests of a client together; pass --app")
     simulation = Simulation(replay)
     _feed(logs, simulation)

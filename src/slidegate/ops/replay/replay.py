@@ -57,7 +57,7 @@ class Replay:
         self.unwaited: list[str] = []
         self.keyed: list[str] = []
         for middleware in middlewares:
-            for rule in filter(None, (*middleware.rules, middleware.policy.default_rule)):
+            for rule in filter(None, (*middleware.rules, middleware.policy.rules.default_rule)):
                 self._note(rule)
         self._innermost = _StatusApp(middlewares[-1].app)
         self._outcomes: list[Outcome] = []
@@ -141,7 +141,7 @@ def _copied(middleware: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> 
     """Return a copy of a middleware around another application and on another limiter."""
     policy = middleware.policy
     default_limits: Any = None
-    rule = policy.default_rule
+    rule = policy.rules.default_rule
     if rule is not None:
         default_limits = rule.limits_function or rule.limits
     return RateLimitMiddleware(
