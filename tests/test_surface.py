@@ -35,7 +35,7 @@ SHOWN: Final = re.compile(r"^::: ([\w.]+)\n    options: \{members: (?:false|\[(.
 SCHEMA: Final = json.loads((ROOT / "docs" / "slidegate.schema.json").read_text("utf-8"))
 STABLE: Final = "**Stable**: what stands here keeps its name and its meaning; more may be added."
 MAY_CHANGE: Final = "**May change in 0.x**; the changelog says so."
-FOR_FEW: Final = ("slidegate.core.", "slidegate.limiter.", "slidegate.ops.")
+FOR_FEW: Final = re.compile(r"slidegate\.(core|limiter|ops|stores\.[A-Z])")
 """The modules whose names serve authors of stores and of tools."""
 OF_THE_LIBRARY: Final = {"store", "engine", "digest", "middlewares"}
 """Members of a limiter that the API page leaves out."""
@@ -68,7 +68,8 @@ def members(name: str, shown: str | None) -> Iterator[str]:
     for member in all_of_it:
         if member.startswith("_") or member in OF_THE_LIBRARY:
             continue
-        value = inspect.getattr_static(found, member)
+        value = inspect.getattr_static(found, member, None)
+        assert hasattr(found, member) or member in inspect.signature(found).parameters, f"{name} has no {member}"
         is_method = inspect.isfunction(value) or isinstance(value, (classmethod, staticmethod))
         yield f"  .{member}{signature(getattr(found, member)) if is_method else ''}"
 
@@ -76,7 +77,7 @@ def members(name: str, shown: str | None) -> Iterator[str]:
 def names(*, for_few: bool) -> list[str]:
     """Return the lines of all documented names, of the one kind or the other."""
     shown = dict(SHOWN.findall(API))
-    documented = [name for name in DOCUMENTED.findall(API) if name.startswith(FOR_FEW) == for_few]
+    documented = [name for name in DOCUMENTED.findall(API) if bool(FOR_FEW.match(name)) == for_few]
     lines = [line for name in documented for line in members(name, shown.get(name))]
     if not for_few:
         lines.append("options of RateLimit: " + ", ".join(sorted(EndpointOptions.__annotations__)))
