@@ -213,6 +213,8 @@ class _UserCheck(Effect):
         scope: The request at its endpoint.
     """
 
+    statuses = None
+
     def __init__(self, rule: Rule, scope: Scope) -> None:
         self._label = rule.label
         self._scope = scope

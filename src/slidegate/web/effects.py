@@ -7,7 +7,7 @@ outcome.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.types import Scope
@@ -36,13 +36,7 @@ def _true_or_false(counts: object) -> bool:
     return counts
 
 
-class EndEffect(Effect):
-    """An effect of the end of a response, whatever its status."""
-
-    statuses: Collection[Any] | None = ()
-
-
-class CloseReservations(EndEffect):
+class CloseReservations(Effect):
     """Closes at the end what rules with `cost_max` have reserved, if nobody has settled it."""
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
@@ -67,18 +61,14 @@ class HandBack(CloseReservations):
         self._calls = calls
 
     async def start(self, visit: Visit, status: Any) -> None:
-        try:
-            for decision in visit.own_decisions:
-                for index, check in enumerate(decision.checks):
-                    rule: Any = self._rules.get(check[0].by)  # another may have its name
-                    if rule is None or not decision.allowed:
-                        continue
-                    if not await self._calls.ask(rule, status, "count_if", rule.count_if, _true_or_false, True):
-                        await visit.policy.engine.refund(decision.begin_refund(index))
-                    visit.policy.engine.reservations.close(decision, check)
-        except BaseException:
-            self.end(visit, None)
-            raise
+        for decision in visit.own_decisions:
+            for index, check in enumerate(decision.checks):
+                rule: Any = self._rules.get(check[0].by)  # another may have its name
+                if rule is None or not decision.allowed:
+                    continue
+                if not await self._calls.ask(rule, status, "count_if", rule.count_if, _true_or_false, True):
+                    await visit.policy.engine.refund(decision.begin_refund(index))
+                visit.policy.engine.reservations.close(decision, check)
 
 
 class StrikeForStatus(Effect):
@@ -104,7 +94,7 @@ class StrikeForStatus(Effect):
         return self._signals.strike_quietly(visit, self._signals.by_status[status], visit.scope)
 
 
-class Release(EndEffect):
+class Release(Effect):
     """Releases the permits of a request, even if it is cancelled meanwhile. Of several, the first releases all."""
 
     def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
@@ -125,11 +115,13 @@ class Release(EndEffect):
 class ReportRefusal(Effect):
     """Reports the refusal of a request by a limit at its endpoint, if it stands when the response starts.
 
-    An application may catch a refusal and go on; then none is reported.
+    It stands whatever status the application chose, unless another limit has decided the request after it.
 
     Args:
         scope: The scope at the endpoint.
     """
+
+    statuses = None
 
     def __init__(self, refusal: Decision, scope: Scope) -> None:
         self._refusal = refusal
@@ -143,7 +135,7 @@ class ReportRefusal(Effect):
             visit.policy.refusals.report(visit, self._refusal, self._scope)
 
 
-class ReportOutcome(EndEffect):
+class ReportOutcome(Effect):
     """Reports the outcomes of requests.
 
     A request that is exempt, or that ends, because its client leaves or its server cancels it, before it is decided or

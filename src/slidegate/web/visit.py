@@ -47,10 +47,10 @@ class Effect:
 
     Attributes:
         statuses: The statuses of responses for which `start` has to be called; None for all. An effect of no status
-            remains when the status is known, and `end` is called; on others only if there was no response.
+            remains when the status is known, and `end` is called; on others only if `start` was not, or was cancelled.
     """
 
-    statuses: Collection[Any] | None = None
+    statuses: Collection[Any] | None = ()
 
     def start(self, visit: Visit, status: Any) -> Awaitable[object] | None:
         """Act when the status of a response is known, before its first message is sent."""
@@ -254,10 +254,10 @@ class Visit:
         self.effects = remaining
         for effect in effects:
             if effect.statuses != ():
-                remaining.remove(effect)  # before it starts, so that those behind it have their end if it is cancelled
                 waiting = effect.start(self, status)
                 if waiting is not None:
                     await waiting
+                remaining.remove(effect)  # not if it is cancelled: then it has its end, as those behind it have
 
     async def fail(self, error: BaseException, handlers: Any) -> None:
         """Let the remaining effects happen: the application has raised an exception.

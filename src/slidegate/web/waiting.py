@@ -18,11 +18,10 @@ from ..limiter.engine import Engine
 from ..limiter.queues import Ask, Name, Queues, is_too_late, room_in_us
 from .callbacks import UserCallbacks
 from .client_ip import ClientAddress
-from .effects import EndEffect
 from .keys import Key, KeyFunction, parts_of
 from .plan import LEFT, BoundRule
 from .rules import Rule
-from .visit import Visit
+from .visit import Effect, Visit
 
 _MOST_AHEAD_BYTES: Final = 65_536
 """How much of a body is read while a request waits; a client that disconnects later is not noticed."""
@@ -122,7 +121,7 @@ async def _tenant(
     return tenant
 
 
-class _CountedPermit(EndEffect):
+class _CountedPermit(Effect):
     """A permit of a fair rule, which counts for its tenant until the request ends.
 
     It ends before the store has the permit back, so that the right waiter asks for it.
@@ -154,7 +153,7 @@ async def discard_message(message: Message) -> None:
     """Drop a message: the client has left, or the request is over."""
 
 
-class ReadAhead(EndEffect):
+class ReadAhead(Effect):
     """Reads messages ahead while a request waits, to notice a disconnect; the application receives them afterwards.
 
     A read is never cancelled but kept for the next reader, because some servers, such as granian, lose the message
