@@ -162,16 +162,13 @@ class Signals:
             key = policy.key.read(scope, self._limiter, client_key)
             if not isinstance(policy.key, Combined):  # a combination may be banned if the client's address may be
                 protected = key
-        if protected == UNKNOWN_PEER or not self._may_ban(policy, protected):
+        if protected == UNKNOWN_PEER:
             return None
         spelled, _ = self._engine.keys.normalize(key)
-        if not self._may_ban(policy, spelled):
-            return None
+        for networks in self._protected:
+            if not (may_ban(policy, protected, networks) and may_ban(policy, spelled, networks)):
+                return None
         return spelled
-
-    def _may_ban(self, policy: BanPolicy, key: str) -> bool:
-        """Return whether a policy may ban a key; those of trusted proxies and the allowlist are protected."""
-        return all(may_ban(policy, key, networks) for networks in self._protected)
 
     # -- strikes -------------------------------------------------------------------------------------------------------
 
