@@ -160,20 +160,22 @@ class _Charge(NamedTuple):
         policy: The policy of the middleware.
         decision: The decision.
         place: Which of its checks.
+        check: This check.
     """
 
     policy: Policy
     decision: Decision
     place: int
+    check: Check
 
     @property
     def windows_key(self) -> tuple[Policy, object]:
         """What the charges of the same windows have in common: the policy, and the windows."""
-        return self.policy, windows_of(self.decision.checks[self.place])
+        return self.policy, windows_of(self.check)
 
     def costing(self, units: int) -> Check:
         """Return the same check with other units."""
-        bucket, key, _ = self.decision.checks[self.place]
+        bucket, key, _ = self.check
         return bucket, key, units
 
 
@@ -201,16 +203,16 @@ def _end_charges(charges: Sequence[_Charge], used: int, unused: dict[int, list[R
     """
     missing = used
     is_settled = False
-    for policy, decision, place in charges:
+    for policy, decision, place, check in charges:
         for reservation in decision.reservations:
             if reservation.index != place or reservation.ended:
                 continue
-            _, _, cost = decision.checks[place]
+            cost = check[2]
             kept = min(cost, missing)
             missing -= kept
             unused.setdefault(id(decision), []).extend(decision.begin_refund(place, cost - kept))
             is_settled = reservation.ended = True
-            policy.engine.reservations.close(decision, decision.checks[place])
+            policy.engine.reservations.close(decision, check)
     if not is_settled:
         return None
     return missing
@@ -268,9 +270,10 @@ def _charges_by_rule(visit: Visit) -> dict[str, list[_Charge]]:
     for policy, decision in visit.decisions:
         if not decision.allowed:
             continue
-        for place, (bucket, _, _) in enumerate(decision.checks):
+        for place, check in enumerate(decision.checks):
+            bucket = check[0]
             if not bucket.is_permit:
-                counted.setdefault(bucket.label, []).append(_Charge(policy, decision, place))
+                counted.setdefault(bucket.label, []).append(_Charge(policy, decision, place, check))
     return counted
 
 
