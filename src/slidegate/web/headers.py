@@ -284,9 +284,7 @@ def _policy_item(name: str, limit: AnyLimit, unit: str | None) -> str:
 
 def _legacy_fields(decision: Decision, unix_us: int) -> Fields:
     """Return the X-RateLimit-* fields; -Reset is omitted for permits, whose release time is unknown."""
-    state = decision.binding
-    if state is None:
-        return []
+    state: Any = decision.binding  # there are readings
     limit = state.limit
     fields = [(b"x-ratelimit-limit", b"%d" % limit.amount), (b"x-ratelimit-remaining", b"%d" % state.remaining)]
     if not isinstance(limit, Concurrency):

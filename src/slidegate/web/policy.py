@@ -25,7 +25,7 @@ from .refusals import Refusals
 from .routes import RouteLabels
 from .rule_set import Names, RuleSet, all_rules
 from .signals import Signals
-from .websockets import GuardedWebSocket, MessageLimits
+from .websockets import GuardedWebSocket
 
 MOST_ALIKE: Final = 10
 """The most rules and routes that findings of one kind name."""
@@ -111,8 +111,7 @@ class Policy:
         self.lists: Mapping[str, Networks | None] = {
             name: networks_of(option(name), name) for name in ("blocklist", "allowlist")
         }
-        limiter: Limiter | None = option("limiter")
-        self.limiter = limiter or Limiter()
+        self.limiter: Limiter = option("limiter") or Limiter()
         if self.limiter.store.is_read_only:
             raise ConfigurationError(
                 "it was opened with read_only=True, for a tool, and cannot count; leave that out", "limiter"
@@ -120,8 +119,7 @@ class Policy:
         self.engine = engine = self.limiter.engine
         self.observers = engine.observers
         self.names = Names(self.limiter, option("name"), owner)
-        client: ClientAddress | None = option("client")
-        self.address = client or client_ip()
+        self.address: ClientAddress = option("client") or client_ip()
         calls = UserCallbacks(self.limiter)
         self.signals = signals = Signals(self.limiter, self.address, self.lists["allowlist"], option("bans"), calls)
         self.headers = Headers(option("headers", "draft"), engine.unix_us)
@@ -142,7 +140,7 @@ class Policy:
         self.counting = Counting(engine, self.rules, calls, signals)
         self.refusals = Refusals(engine, signals, self.headers, calls, option("on_refused"))
         self.messages: Bucket | None = None
-        messages: MessageLimits | None = option("messages")
+        messages = option("messages")
         if messages is not None:
             self.messages = Bucket(self.names.unique("messages:"), messages.limits)
         self.guard = GuardedWebSocket

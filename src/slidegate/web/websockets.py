@@ -15,7 +15,7 @@ from typing import Final
 from starlette.types import Message
 
 from ..core.buckets import Check
-from ..core.decision import Decision, Reason
+from ..core.decision import Reason
 from ..core.errors import StoreError
 from ..core.limit_texts import parse_limits
 from ..core.limits import AnyLimit
@@ -110,8 +110,7 @@ class GuardedWebSocket:
 
     async def _count(self) -> None:
         """Ask the limiter for a message, and end the websocket if it is refused."""
-        answer = self._engine.hit(self._checks, self._subjects)
-        decision = answer if isinstance(answer, Decision) else await answer
+        decision = await answer_of(self._engine.hit(self._checks, self._subjects))
         if decision.allowed:
             return
         is_banned = decision.reason is Reason.BANNED
