@@ -214,9 +214,13 @@ def quote(text: str) -> str:
 
 def lowered(name: Any) -> bytes:
     """Return a field name as lower-case bytes, as ASGI requires, in whatever type an application wrote it."""
-    if isinstance(name, str):
-        return name.encode("latin-1", "replace").lower()
-    return bytes(name).lower()
+    return _as_bytes(name).lower()
+
+
+def _as_bytes(text: Any) -> bytes:
+    if isinstance(text, str):
+        return text.encode("latin-1", "replace")
+    return bytes(text)
 
 
 def field_value(scope: Scope, name: bytes) -> str:
@@ -230,7 +234,7 @@ def names_in(message: Message) -> list[str]:
     names: list[str] = []
     for field in message.get("headers", ()):
         if lowered(field[0]) == b"ratelimit-policy":
-            names += _NAME.findall(bytes(field[1]).decode("latin-1"))
+            names += _NAME.findall(_as_bytes(field[1]).decode("latin-1"))
     return names
 
 
