@@ -1,4 +1,4 @@
-"""What a middleware publishes of its rules and ban policies, for operators and their tools; see `limiter.published`."""
+"""What a middleware publishes of its rules and ban policies, for operators and their tools; see `limiter.workers`."""
 
 from __future__ import annotations
 

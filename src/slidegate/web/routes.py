@@ -101,12 +101,14 @@ class MountedRoute:
 
     Attributes:
         endpoint: Its endpoint, or this application.
+        dependant: What FastAPI knows of its dependencies; None for other routes.
     """
 
     def __init__(self, route: Any, above: str) -> None:
         self._route = route
         self._above = above
         self.endpoint = attribute_of(route, "endpoint")
+        self.dependant = attribute_of(route, "dependant")
 
     @cached_property
     def path(self) -> str:
@@ -117,11 +119,6 @@ class MountedRoute:
     def methods(self) -> frozenset[str] | None:
         """The methods that it takes; None for all. A handshake is a GET."""
         return frozenset(getattr(self._route, "methods", {"GET"}) or ()) or None
-
-    @property
-    def dependant(self) -> Any:
-        """What FastAPI knows of its dependencies; None for other routes."""
-        return attribute_of(self._route, "dependant")
 
     @cached_property
     def label(self) -> str:
@@ -242,30 +239,29 @@ def reach(app: object, scope: Scope) -> MountedRoute | None:
             router = router_of(app)
             if router is None and above:
                 return _unknown(app, above)
-            route, child = _first(attribute_of(router, "routes", ()), scope)
+            route, additions = _first(attribute_of(router, "routes", ()), scope)
             if route is None:
                 return None
             if not isinstance(route, (Mount, Host)):
                 return MountedRoute(route, above)
-            scope.update(child)
+            scope.update(additions)
             app, above = route.app, _below(route, above)
     return None
 
 
 def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     """Return the first route that matches a request, else one for other methods, and its additions to the scope."""
-    partial: tuple[Any, Scope] = (None, {})
+    best: tuple[Any, Scope] = (None, {})
     for route in routes:
-        match, child = route.matches(scope)
-        if match is Match.NONE or (match is Match.PARTIAL and partial[0] is not None):
+        match, additions = route.matches(scope)
+        if match is Match.NONE or (match is Match.PARTIAL and best[0] is not None):
             continue
-        found = (route, child)
+        best = (route, additions)
         if hasattr(route, "effective_candidates"):  # a router included by FastAPI
-            found = _first(_expanded([route]), scope)
+            best = _first(_expanded([route]), scope)
         if match is Match.FULL:
-            return found
-        partial = found
-    return partial
+            break
+    return best
 
 
 _RoutesByEndpoint: TypeAlias = dict[int, list[MountedRoute]]
@@ -301,11 +297,7 @@ class RouteLabels:
         Some applications make an endpoint for each request.
         """
         router = scope.get("router")
-        entry = self._tables.get(_table_key(router))
-        if entry is None:
-            table = self.read(router)
-        else:
-            _, table = entry
+        _, table = self._tables.get(_table_key(router)) or (router, self.read(router))
         return table.get(id(scope.get("endpoint")), ())
 
     def label(self, scope: Scope) -> str:
