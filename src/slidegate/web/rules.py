@@ -6,7 +6,7 @@ All rules that match a request apply, in order, up to the first one that is `exe
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import timedelta
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -44,8 +44,8 @@ MAX_LABEL: Final = 64
 
 _METHOD: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*")
 """A token (RFC 9110, section 5.6.2) but for signs such as "*", which no method has and which would mean none."""
-_USUAL_NUMBERS: Final = {"cost": 1, "wait_max": DEFAULT_WAIT_MAX, "status": 403}
-"""The defaults of numbers; those of the other options are None or False."""
+_USUAL: Final = {"cost": 1, "wait_max": DEFAULT_WAIT_MAX, "status": 403, "fallback_limits": DEFAULT_FALLBACK}
+"""The defaults that are not None or False."""
 # The options of limits, and those of all rules that count.
 _OF_LIMITS: Final = ("cost", "unit", "count_if", "count_denied", "shadow")
 _COUNTING: Final = ("limits", "concurrency", "key", "wait", "fair", "on_error", *_OF_LIMITS)
@@ -62,6 +62,7 @@ NEEDS: Final = (
     ("fair", "concurrency", "concurrency=15"),
     ("fair", "wait", 'wait="30s"'),
     ("wait_max", "wait", 'wait="200ms"'),
+    ("fallback_limits", "a function for limits", "limits=plan_of"),
     *((option, "limits", 'limits such as "60/minute"') for option in _OF_LIMITS),
 )
 """Options that require another option, and an example of it."""
@@ -178,7 +179,7 @@ class Rule:
         self.methods = _checked_methods(methods)
         self.connection = connection
         self.when = when
-        _check_together({option for option, value in options.items() if _is_set(option, value)})
+        _check_together(options)
         self.exempts, self.blocks, self.is_shadow = exempt, block, shadow
         self.is_final = final or exempt or block
         self.status = check_whole(status, 400, 599, "status", "for example 503")
@@ -337,8 +338,11 @@ def _counts_statuses(listed: Iterable[int]) -> CountIf:
     return statuses
 
 
-def _check_together(options: set[str]) -> None:
+def _check_together(given: Mapping[str, object]) -> None:
     """Check for options that cannot be combined with another one, or require one."""
+    options = {option for option, value in given.items() if _is_set(option, value)}
+    if callable(given["limits"]):
+        options.add("a function for limits")
     for option, others, why in EXCLUSIONS:
         for other in others:
             if {option, other} <= options:
@@ -352,7 +356,7 @@ def _check_together(options: set[str]) -> None:
 
 def _is_set(option: str, value: object) -> bool:
     """Return whether the value of an option differs from its default."""
-    if isinstance(value, int) and value == _USUAL_NUMBERS.get(option):
+    if isinstance(value, (int, str)) and value == _USUAL.get(option):
         return False
     return value is not None and value is not False
 
