@@ -206,9 +206,10 @@ class Refusals:
         rendered = self._headers.render(decision.checks)
         waits_s: list[int] = []
         for _, _, _, wait_us in decision.readings:
-            if wait_us > 0:  # 0 for room, below for a permit or for ever
-                wait_us = -(-wait_us // 1_000_000)  # `ceil_s`, without a call
-            waits_s.append(wait_us)
+            if wait_us > 0:
+                waits_s.append(-(-wait_us // 1_000_000))  # `ceil_s`, without a call
+            else:
+                waits_s.append(wait_us)  # 0 for room, below for a permit or for ever
         memo_key = rendered, names_limits, decision.at_least_us, *waits_s
         answer = self._answers.get(memo_key)
         if answer is None:
@@ -258,7 +259,15 @@ class Refusals:
         self._engine.observers.report_exceeded(refusal, self._engine.monotonic_us())
         if not self.wants("refused"):
             return
-        state, client = refusal.binding, visit.client.key
+        key = client = visit.client.key
+        rule, limit, by = "", "", refusal.by
+        state = refusal.binding
+        if state is not None:
+            key, rule, limit, by = state.key, state.label, str(state.limit), ""
+        elif refusal.ban is not None:
+            key = refusal.ban.key
+        elif refusal.status:  # by a rule that blocks
+            rule, by = by, ""
         status = CLOSED
         if visit.status:  # of a websocket that was accepted before
             status = visit.status
@@ -267,29 +276,23 @@ class Refusals:
         method = escaped(str(scope.get("method", "WEBSOCKET")), _MAX_METHOD)
         path = escaped(str(scope.get("path", "")), _MAX_PATH)
         details: dict[str, object] = {
-            "key": client,
+            "key": key,
             "client": client,
-            "rule": "",
-            "limit": "",
+            "rule": rule,
+            "limit": limit,
             "reason": str(refusal.reason),
-            "by": refusal.by,
+            "by": by,
             "route": visit.policy.routes.label(scope),
             "method": method,
             "path": path,
             "retry_after_s": refusal.retry_after,
             "status": status,
         }
-        if state is not None:
-            details |= {"key": state.key, "rule": state.label, "limit": str(state.limit), "by": ""}
-        elif refusal.ban is not None:
-            details["key"] = refusal.ban.key
-        elif refusal.status:  # by a rule that blocks
-            details |= {"rule": refusal.by, "by": ""}
-        why = f"{details['key']} was refused: {refusal.reason}"
-        if details["by"]:
-            why += f" by {details['by']}"
-        if details["rule"]:
-            why += f" under {details['rule']!r}"
+        why = f"{key} was refused: {refusal.reason}"
+        if by:
+            why += f" by {by}"
+        if rule:
+            why += f" under {rule!r}"
         self._engine.emit(Event("refused", f"{why}, {method} {path}", details))
 
 
