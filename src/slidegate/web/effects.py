@@ -215,7 +215,7 @@ def _report(receivers: Sequence[Any], visit: Visit, error: BaseException | None,
 
 def _has_outcome(visit: Visit, decisions: Sequence[Decision]) -> bool:
     """Return whether a request was decided; of an exempt one, whether anything refused it or counted it after all."""
-    if any(decision is LEFT for decision in decisions):
+    if LEFT in decisions:
         return False
     if not visit.plan.is_exempt:
         return bool(decisions)
