@@ -33,7 +33,7 @@ from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.quotas import Quota
 from ..core.store import COMMAND_DEADLINE_S, SharedRow
-from ..core.stored import readable
+from ..core.stored import json_of, readable
 from .aio import let_others_run, yielding_to_others
 from .named_limits import NamedLimit, parse_one, text_of_limit
 from .rows import MAX_BYTES, NOBODY, Rows
@@ -120,7 +120,7 @@ class PublishedRule(NamedTuple):
     def named_limit(self) -> NamedLimit:
         """Return its limit, as texts describe it: a quota without its zone and start."""
         limit = parse_one(self.limit)
-        return NamedLimit(self.name, limit, limit, self.rule, changeable=not self.by_function, shadow=self.shadow)
+        return NamedLimit(self.name, limit, limit, changeable=not self.by_function)
 
     def counted_limit(self, changed: str = "") -> AnyLimit:
         """Return the limit with whose window it counts.
@@ -169,8 +169,8 @@ def rules_of(limits: Iterable[NamedLimit], **shared: Any) -> list[PublishedRule]
     """
     rules = []
     for limit in limits:
-        about: dict[str, Any] = {"shadow": limit.shadow, "by_function": not limit.changeable, **shared}
-        rules.append(PublishedRule(name=limit.name, rule=limit.rule, **fields_of(limit.configured), **about))
+        about = {**fields_of(limit.configured), "shadow": limit.shadow, **shared}
+        rules.append(PublishedRule(name=limit.name, rule=limit.rule, by_function=not limit.changeable, **about))
     return rules
 
 
@@ -185,7 +185,7 @@ def fields_of(limit: AnyLimit) -> dict[str, Any]:
 def _line_of(rule: PublishedRule) -> bytes:
     """Return the line of a rule; a field with its default value is left out."""
     fields = {name: value for name, value in rule._asdict().items() if value != _DEFAULTS[name]}
-    return b"\n" + json.dumps(fields, ensure_ascii=False).encode()
+    return b"\n" + json_of(fields)
 
 
 def _read_rule(line: bytes) -> PublishedRule:
@@ -267,7 +267,7 @@ class Workers:
 
     async def _text_of(self, rules: Sequence[PublishedRule]) -> bytes:
         """Return the text of what this worker publishes, as much of it as a row can have."""
-        text = bytearray(json.dumps({"version": VERSION}).encode())
+        text = bytearray(json_of({"version": VERSION}))
         async for rule in yielding_to_others(rules, AT_ONCE):
             line = _line_of(rule)
             if len(text) + len(line) > MAX_BYTES:
@@ -279,8 +279,7 @@ class Workers:
 
     async def _own_rules(self) -> Sequence[PublishedRule]:
         """Return the rules of this process, in an order that equal workers have in common."""
-        rules = {rule async for rule in yielding_to_others(self._rules() or (), AT_ONCE)}
-        return tuple(sorted(rules))
+        return sorted({rule async for rule in yielding_to_others(self._rules() or (), AT_ONCE)})
 
     async def _compare_secrets(self, deadline_s: float) -> None:
         """Report if other workers have another secret, so that their digests of clients differ."""
