@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +12,7 @@ from ..core import Ban
 from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_refusing
 from .facts import EVERY, OF_VERSION, OF_WORKERS, UNREAD, Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
-from .published_rules import met_by, some_workers
+from .published_rules import of_workers
 from .recent_events import SUBJECTS, LoggedEvent
 from .rows import listed, named, row_of_ban, row_of_window, seconds, span_of
 from .slices import CLIENTS, KEYS
@@ -150,7 +149,13 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
         changes={name: change.limit for name, change in changes.items()},
     )
     now_us = await _read_windows(limiter, maker, rules)
-    rows = _rows_of(maker, published)
+    workers = sum(publication.workers for publication in published)
+    rows = []
+    for row, some in of_workers(published, workers, maker.rows_of, "by"):
+        rows.append(row._replace(note=joined(row.note, some)))
+    for publication in published:
+        if not publication.is_readable:
+            maker.leave_out(OF_VERSION, f"{publication.workers} workers")
     if not answers.published:
         maker.leave_out(OF_WORKERS, "none has had a request within a day")
     left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
@@ -163,24 +168,7 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     else:
         refusals = _refusals_in(answers.events, keys)
     is_open = not UNREAD.isdisjoint(maker.left_out)
-    workers = _workers_of(published)
     return Facts(subject.key, now_us, workers, changes.get("*"), rows, refusals, left_out, is_open)
-
-
-def _rows_of(maker: FactsOfRules, published: Sequence[Publication]) -> list[Fact]:
-    """Return the rows of all workers, each once, with a note where only some of them have it."""
-    having = Counter[Fact]()
-    for publication in published:
-        if not publication.is_readable:
-            maker.leave_out(OF_VERSION, f"{publication.workers} workers")
-        for row in dict.fromkeys(maker.rows_of(publication.rules)):
-            having[row] += publication.workers
-    workers, met = _workers_of(published), met_by(published)
-    return [row._replace(note=joined(row.note, some_workers(having[row], met.get(row.by, workers)))) for row in having]
-
-
-def _workers_of(published: Iterable[Publication]) -> int:
-    return sum(publication.workers for publication in published)
 
 
 async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[str]) -> list[Ban]:

@@ -6,10 +6,13 @@ Workers differ during a rolling upgrade, or if two services share a store.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ..limiter import Publication, PublishedRule
+from .rows import named
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 BY_FUNCTION: Final = "by a function"
 _CLIENT: Final = "client"
@@ -33,39 +36,48 @@ class RuleRow(NamedTuple):
     rule: str
     name: str
     does: str
-    workers: str
+    workers: str = ""
 
 
 def rule_rows(published: Sequence[Publication]) -> list[RuleRow]:
     """Return the rules of all workers, those first that only some of them have."""
-    having: dict[tuple[str, str, str, str], int] = {}
-    for publication in published:
-        # Limits that the text does not tell apart are one row.
-        described = {(rule.middleware, rule.rule, rule.name, text_of(rule)): None for rule in publication.rules}
-        for row in described:
-            having[row] = having.get(row, 0) + publication.workers
     workers = sum(publication.workers for publication in published if publication.is_readable)
-    met = met_by(published)
-    rows = [RuleRow(*row, some_workers(number, met.get(row[1], workers))) for row, number in having.items()]
+    rows = [row._replace(workers=some) for row, some in of_workers(published, workers, _rows_in, "rule")]
     differing = sorted(row for row in rows if row.workers)
     # How clients are determined is no rule.
     return differing + [row for row in rows if not row.workers and row.rule != _CLIENT]
 
 
-def some_workers(number: int, of: int) -> str:
-    """Return which workers have something, in words; empty for all."""
-    if number == of:
-        return ""
-    return f"in {number} of {of} workers"
+def _rows_in(rules: Iterable[PublishedRule]) -> Iterator[RuleRow]:
+    for rule in rules:
+        yield RuleRow(rule.middleware, rule.rule, rule.name, text_of(rule))
 
 
-def met_by(published: Sequence[Publication]) -> Counter[str]:
-    """Return how many workers know each limit of a route or an endpoint: they know it from its first request on."""
+def of_workers(
+    published: Iterable[Publication], workers: int, rows_of: Callable[[Any], Iterable[Row]], label: str
+) -> list[tuple[Row, str]]:
+    """Return what workers have, each once, and which of them have it, in words; empty for all.
+
+    Args:
+        workers: How many workers there are.
+        rows_of: Returns what a worker with some rules has.
+        label: In which field a row has the label of its rule.
+    """
+    having = Counter[Row]()
+    # A limit of a route or an endpoint is known from its first request on: only these workers can have it.
     met = Counter[str]()
     for publication in published:
-        labels = {rule.rule for rule in publication.rules if rule.at_endpoint or rule.rule.startswith(_OF_ROUTE)}
-        met.update(dict.fromkeys(labels, publication.workers))
-    return met
+        having.update(dict.fromkeys(rows_of(publication.rules), publication.workers))
+        late = {rule.rule for rule in publication.rules if rule.at_endpoint or rule.rule.startswith(_OF_ROUTE)}
+        met.update(dict.fromkeys(late, publication.workers))
+    rows = []
+    for row, number in having.items():
+        of = met.get(getattr(row, label), workers)
+        some = ""
+        if number != of:
+            some = f"in {number} of {of} workers"
+        rows.append((row, some))
+    return rows
 
 
 def text_of(rule: PublishedRule) -> str:
@@ -93,44 +105,21 @@ def text_of(rule: PublishedRule) -> str:
 # -- the limits of this process ----------------------------------------------------------------------------------------
 
 
-class LimitRow(NamedTuple):
-    """A limit of this process.
+def limit_rows(limits: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the rows of the limits of this process, as JSON shows them.
 
-    Attributes:
-        name: Its name in header fields.
-        rule: The label of its rule.
-        shadow: Whether the rule reports only.
-        changeable: Whether it can be changed: of equal names, one can.
-        limit: The limit in force, in words.
-        configured: The limit in code.
-        amount: The amount in force; None if a function returns it.
+    A row has the name of the limit in header fields, the label of its rule, whether that reports only, the limit in
+    force and that in code, in words, and the amount in force; None if a function returns it. Of equal names, one limit
+    can be changed.
     """
-
-    name: str
-    rule: str
-    shadow: bool
-    changeable: bool
-    limit: str
-    configured: str
-    amount: int | None
-
-
-def limit_rows(limits: Sequence[Any]) -> list[LimitRow]:
-    """Return the rows of the limits of this process."""
     by_name = changeable_limits(limits)
     rows = []
     for limit in limits:
-        row = LimitRow(
-            limit.name,
-            limit.rule,
-            limit.shadow,
-            by_name.get(limit.name) is limit,
-            str(limit.limit),
-            str(limit.configured),
-            limit.limit.amount,
-        )
-        if not limit.changeable:
-            row = row._replace(limit=BY_FUNCTION, configured=BY_FUNCTION, amount=None)
+        row = {**named(limit, "name", "rule", "shadow"), "changeable": by_name.get(limit.name) is limit}
+        if limit.changeable:
+            row |= {"limit": str(limit.limit), "configured": str(limit.configured), "amount": limit.limit.amount}
+        else:
+            row |= {"limit": BY_FUNCTION, "configured": BY_FUNCTION, "amount": None}
         rows.append(row)
     return rows
 

@@ -128,7 +128,7 @@ class Api:
     async def read_limits(self) -> dict[str, Any]:
         """Return the limits of this process, and the changes in force; that of ``*`` switches all workers off."""
         changes = [row_of_change(change) for change in await self._service.overrides()]
-        return {"limits": as_json(limit_rows(self._limiter.limits())), "changes": changes}
+        return {"limits": limit_rows(self._limiter.limits()), "changes": changes}
 
     async def read_history(self) -> dict[str, Any]:
         """Return the latest 200 bans and changes by hand and by commands, the last one first."""
