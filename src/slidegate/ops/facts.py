@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from ..core import AnyLimit, Ban, LimitState, Quota, parse_limits
@@ -45,9 +46,14 @@ class Verdict(StrEnum):
     PASSES = "passes"
 
 
-_LISTS: Final = {"allowlist": Verdict.PASSES, "blocklist": Verdict.REFUSES}
-_WITHOUT_LIMIT: Final = {"block": Verdict.REFUSES, "exempt": Verdict.PASSES}
-"""The verdicts of rules without a limit."""
+_LISTS: Final = ("allowlist", "blocklist")
+_VERDICTS: Final = {
+    "allowlist": Verdict.PASSES,
+    "blocklist": Verdict.REFUSES,
+    "block": Verdict.REFUSES,
+    "exempt": Verdict.PASSES,
+}
+"""What lists and rules without a limit do."""
 
 
 class Fact(NamedTuple):
@@ -158,27 +164,24 @@ class FactsOfRules:
                 yield row._replace(requests=row.requests + where)
 
     def _of_middleware(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
-        by_kind = {rule.action: rule for rule in rules}
-        for kind, does in _LISTS.items():
-            row = None
-            if kind in by_kind:
-                row = self._of_list(by_kind[kind], does)
-            if row is not None:
+        for rule in sorted(rules, key=attrgetter("action")):  # an allowlist before a blocklist
+            for row in self._of_list(rule):
                 yield row
                 if row.does is Verdict.PASSES and not row.note:  # nothing else decides about its requests
                     return
         yield from self._of_bans(rules)
         yield from self._of_rules(rules)
 
-    def _of_list(self, rule: PublishedRule, does: Verdict) -> Fact | None:
-        """Return the row of a list that contains the key, or may contain it or a part of it; else None."""
+    def _of_list(self, rule: PublishedRule) -> Iterator[Fact]:
+        """Yield the row of a list that contains the key, or may contain it or a part of it."""
+        if rule.action not in _LISTS:
+            return
         share = self.subject.share_in(ranges_in(rule.ranges))
-        row = Fact(rule.rule, rule.action, EVERY, self.subject.key, does)
+        row = Fact(rule.rule, rule.action, EVERY, self.subject.key, _VERDICTS[rule.action])
         if share == "whole":
-            return row
-        if share == "none" and rule.ranges:  # of a long list none are published
-            return None
-        return row.perhaps("if it lists its address")
+            yield row
+        elif share == "part" or not rule.ranges:  # of a long list none are published
+            yield row.perhaps("if it lists its address")
 
     def _of_bans(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         """Yield a row for each ban: of every request, or of those for which a rule reads the banned key."""
@@ -216,8 +219,8 @@ class FactsOfRules:
     def _of_rule(self, rule: PublishedRule, depends: str) -> Iterator[Fact]:
         """Yield the rows of a rule, given on what it depends besides its own condition."""
         depends = joined(_condition_of(rule), depends)
-        if rule.action in _WITHOUT_LIMIT:
-            row = Fact(rule.rule, rule.action, rule.requests or EVERY, "", _WITHOUT_LIMIT[rule.action])
+        if rule.action in ("block", "exempt"):
+            row = Fact(rule.rule, rule.action, rule.requests or EVERY, "", _VERDICTS[rule.action])
             yield row.perhaps(depends)
         if rule.action == "limit" and rule.bucket:
             yield from self._of_limit(rule, depends)

@@ -100,7 +100,7 @@ class Line(NamedTuple):
     actions: Sequence[str] = ()
 
 
-def row_of(client: ClientTraffic, is_banned: bool, caution: str = "") -> ClientRow:
+def row_of(client: ClientTraffic, is_banned: bool, caution: str) -> ClientRow:
     """Return the row of a client, given what is not in its counts."""
     rule = client.rule
     limits = client.amounts.get(rule, "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from time import monotonic, time
 from typing import Any, Final, NamedTuple, TypeVar
@@ -27,7 +28,7 @@ from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..stats_rows import read_events, read_ranking, read_stats, steps_of
 from ..tasks import together
 from .counts import Counts
-from .line import MEANWHILE, Line, Refusals, caution_of, kinds_of, line_of, refusals_of, row_of
+from .line import MEANWHILE, ClientRow, Line, Refusals, caution_of, kinds_of, line_of, refusals_of, row_of
 from .texts import span
 
 WINDOW: Final = "5m"
@@ -188,18 +189,18 @@ class Service:
         )
         kinds = kinds_of(published)
         proxies = [middleware.policy.address.networks for middleware in self.limiter.middlewares]
-        banned = await self.banned(ranking.refused, bans)
-        rows = [row_of(client, client.key in banned, caution_of(client, kinds, proxies)) for client in ranking.refused]
+        rows = await self.rows(ranking.refused, bans, partial(caution_of, kinds=kinds, proxies=proxies))
         return refusals_of(rows, counts.stats.total.refused)
 
-    async def banned(self, clients: Iterable[ClientTraffic], bans: Bans) -> set[str]:
-        """Return the keys of those clients that a ban refuses."""
-        keys = set()
+    async def rows(
+        self, clients: Iterable[ClientTraffic], bans: Bans, caution: Callable[[ClientTraffic], str] = lambda _: ""
+    ) -> list[ClientRow]:
+        """Return the rows of some clients, with why to look at each before it is banned."""
+        rows = []
         for client in clients:
-            if bans.refusing(self.limiter, client.key) is not None:
-                keys.add(client.key)
+            rows.append(row_of(client, bans.refusing(self.limiter, client.key) is not None, caution(client)))
             await checkpoint()  # a look-up takes up to half a millisecond
-        return keys
+        return rows
 
     async def client(self, text: str) -> Client:
         """Return what there is to know of a client.

@@ -11,7 +11,7 @@ from ..published_rules import limit_rows, rule_rows
 from ..statistics import LoggedEvent, Ranking
 from ..tasks import together
 from .counts import curve_of, marks_of
-from .line import ClientRow, kinds_of, row_of
+from .line import ClientRow, kinds_of
 from .service import WINDOW, Bans, Service
 from .texts import grouped
 
@@ -95,9 +95,7 @@ async def clients(service: Service, query: Query) -> Variables:
 async def _ranked(service: Service, ranking: Ranking, bans: Bans) -> list[ClientRow]:
     """Return the rows of the most refused and of the busiest, the most refused first."""
     listed = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS]).each()
-    banned = await service.banned(listed, bans)
-    rows = [row_of(client, client.key in banned) for client in listed]
-    return sorted(rows, key=lambda row: (-row.refused, -row.requests, row.key))
+    return sorted(await service.rows(listed, bans), key=lambda row: (-row.refused, -row.requests, row.key))
 
 
 async def bans(service: Service, query: Query) -> Variables:
