@@ -146,17 +146,16 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
         bans=await _bans_among(answers.bans, subject, {*keys, EVERYONE}),
         operators=[*filter(is_operator, keys_refusing(limiter, key))],
         amounts={client.key: client.amounts for ranking in answers.rankings for client in ranking.each()},
-        changes={name: change.limit for name, change in changes.items()},
+        changes=changes,
     )
     now_us = await _read_windows(limiter, maker, rules)
     workers = sum(publication.workers for publication in published)
-    rows = []
-    for row, some in of_workers(published, workers, maker.rows_of, "by"):
-        rows.append(row._replace(note=joined(row.note, some)))
+    having = of_workers(published, workers, maker.rows_of, "by")
+    rows = [row._replace(note=joined(row.note, some)) for row, some in having]
     for publication in published:
         if not publication.is_readable:
             maker.leave_out(OF_VERSION, f"{publication.workers} workers")
-    if not answers.published:
+    if not workers:
         maker.leave_out(OF_WORKERS, "none has had a request within a day")
     left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
     idle_us = now_us - min(publication.seen_us or now_us for publication in published)

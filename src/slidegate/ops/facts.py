@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from ..core import AnyLimit, Ban, LimitState, Quota, parse_limits
-from ..limiter import PublishedRule
+from ..limiter import Override, PublishedRule
 from .kinds import FUNCTION, Subject, is_operator, ranges_in
 from .rows import listed
 
@@ -121,10 +121,10 @@ class FactsOfRules:
     """
 
     subject: Subject
-    bans: Sequence[Ban] = ()
-    operators: Collection[str] = ()
-    amounts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    changes: Mapping[str, str] = field(default_factory=dict)
+    bans: Sequence[Ban]
+    operators: Collection[str]
+    amounts: Mapping[str, Mapping[str, str]]
+    changes: Mapping[str, Override]
     windows: Mapping[WindowPlace, LimitState] = field(default_factory=dict)
     left_out: dict[str, dict[str, None]] = field(default_factory=dict)
 
@@ -134,9 +134,9 @@ class FactsOfRules:
 
     def change_of(self, rule: PublishedRule) -> str:
         """Return the change in force of the limit of a rule; empty without one."""
-        change = self.changes.get(rule.name, "")
-        if change and rule.named_limit().takes(change):
-            return change
+        change = self.changes.get(rule.name)
+        if change is not None and rule.named_limit().takes(change.limit):
+            return change.limit
         return ""
 
     def places_of(self, rule: PublishedRule) -> list[WindowPlace]:
@@ -218,7 +218,8 @@ class FactsOfRules:
 
     def _of_rule(self, rule: PublishedRule, depends: str) -> Iterator[Fact]:
         """Yield the rows of a rule, given on what it depends besides its own condition."""
-        depends = joined(_condition_of(rule), depends)
+        if rule.conditional:
+            depends = joined("if its condition holds", depends)
         if rule.action in ("block", "exempt"):
             row = Fact(rule.rule, rule.action, rule.requests or EVERY, "", _VERDICTS[rule.action])
             yield row.perhaps(depends)
@@ -263,12 +264,6 @@ def _limit_in(text: str) -> AnyLimit:
         return parse_limits(text)[0]
     starts, _, zone = calendar.rpartition(" in ")
     return Quota(limit.rpartition(": ")[2], zone=zone, starts=starts)
-
-
-def _condition_of(rule: PublishedRule) -> str:
-    if rule.conditional:
-        return "if its condition holds"
-    return ""
 
 
 def _verdict_of(rule: PublishedRule, window: LimitState, depends: str) -> tuple[Verdict, str]:

@@ -27,8 +27,8 @@ MAX_NAMES: Final = 200
 OTHER: Final = "(other)"
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The upper bounds of the histogram's buckets in seconds, as in OpenTelemetry's HTTP conventions."""
-REASONS: Final = (Reason.LIMITED, Reason.TOO_LARGE, Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE)
-_OWN_OUTCOMES: Final = {Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE}
+_OWN_OUTCOMES: Final = (Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE)
+REASONS: Final = (Reason.LIMITED, Reason.TOO_LARGE, *_OWN_OUTCOMES)
 
 Add: TypeAlias = Callable[[float], object]
 
