@@ -8,7 +8,7 @@ from copy import copy
 from itertools import count
 from typing import TypeAlias
 
-from .limits import AnyLimit
+from .limits import AnyLimit, Limit
 
 
 class Bucket:
@@ -85,6 +85,12 @@ class Bucket:
         twin.name = name
         return twin
 
+    @property
+    def may_be_leased(self) -> bool:
+        """Whether workers may have units charged ahead, if their store does that; see `Limiter.from_url`."""
+        is_exact = any(isinstance(limit, Limit) and limit.exact for limit in self.limits)
+        return not (self.is_permit or self.count_denied or is_exact)
+
     def __repr__(self) -> str:
         return f"<Bucket {self.name!r} {'; '.join(map(str, self.limits))}>"
 
@@ -128,3 +134,22 @@ def windows_of(check: Check) -> tuple[object, ...]:
     """Return what the checks of the same windows under the same limits have in common."""
     bucket, key, _ = check
     return bucket.name, key, *[(limit.same_window, limit.amount) for limit in bucket.limits]
+
+
+def uncharged(earlier: Sequence[Check], checks: list[Check]) -> list[Check]:
+    """Return the checks without what earlier ones have charged: the same limits of a key count a request once.
+
+    Of several costs the largest one is charged, so a later check charges what is missing.
+    """
+    charged: dict[object, int] = {}
+    for check in earlier:  # in which no window is twice
+        charged[windows_of(check)] = check[2]
+    missing: list[Check] = []
+    for check in checks:
+        bucket, key, cost = check
+        before = charged.get(windows_of(check))
+        if before is None:
+            missing.append(check)
+        elif cost > before:
+            missing.append((bucket, key, cost - before))
+    return missing

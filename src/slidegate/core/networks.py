@@ -114,6 +114,19 @@ class Networks:
         for version, bounds in self._bounds.items():
             yield from _ranges_of(version, bounds)
 
+    def ranges_without(self, others: Networks) -> Iterator[AddressRange]:
+        """Yield the ranges of the addresses that others do not have, in ascending order."""
+        spared = [*others.ranges()]
+        for version, first, last in self.ranges():
+            for other, begin, end in spared:
+                if other != version or end < first or begin > last:
+                    continue
+                if begin > first:
+                    yield version, first, begin - 1
+                first = end + 1
+            if first <= last:
+                yield version, first, last
+
     def _merge(self, ranges: Iterable[AddressRange]) -> None:
         """Take over some ranges; those that overlap or touch become one."""
         merged: dict[int, list[int]] = {4: [], 6: []}

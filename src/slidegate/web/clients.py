@@ -70,17 +70,8 @@ class Blocklist:
         return name or "blocklist"
 
     def ranges(self) -> Iterator[AddressRange]:
-        """Yield the ranges that it refuses."""
-        spared = [*self._spared.ranges()]
-        for version, first, last in self._networks.ranges():
-            for other, begin, end in spared:  # in ascending order
-                if other != version or end < first or begin > last:
-                    continue
-                if begin > first:
-                    yield version, first, begin - 1
-                first = end + 1
-            if first <= last:
-                yield version, first, last
+        """Return the ranges that it refuses."""
+        return self._networks.ranges_without(self._spared)
 
 
 class AnyClients(Protocol):

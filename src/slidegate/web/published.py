@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ..core.buckets import Bucket
-from ..core.limits import Limit
 from ..limiter.workers import PublishedRule, fields_of, rules_of
 from .client_ip import ClientAddress
 from .endpoint_rule import EndpointRule
@@ -76,14 +74,8 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
     about |= {"bucket": bound.identity, "wait_us": rule.wait_us, **_key_of(rule.key, policy)}
     for bucket, cost in bound.charges:  # a request takes one permit, whatever it costs
         by_function = rule.cost_function is not None and not bucket.is_permit
-        leased = _may_be_leased(bucket, policy)
+        leased = policy.limiter.store.leases_units and bucket.may_be_leased
         yield from rules_of(bound.named_of(bucket), cost=cost, cost_by_function=by_function, leased=leased, **about)
-
-
-def _may_be_leased(bucket: Bucket, policy: Policy) -> bool:
-    """Return whether workers may have units of a bucket charged ahead, see `Limiter.from_url`."""
-    is_exact = any(isinstance(limit, Limit) and limit.exact for limit in bucket.limits)
-    return policy.limiter.store.leases_units and not (bucket.is_permit or bucket.count_denied or is_exact)
 
 
 def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
