@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.buckets import Check, windows_of
+from ..core.buckets import Check, uncharged
 from ..core.decision import Decision
 from ..core.events import Event
 from ..core.memo import remember
@@ -184,22 +184,3 @@ class Counting:
                 message = f"rule {label!r} would have refused {key}"
                 self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
                 self._engine.observers.report_exceeded(decision, self._engine.monotonic_us())
-
-
-def uncharged(earlier: Sequence[Check], checks: list[Check]) -> list[Check]:
-    """Return the checks without what earlier ones have charged: the same limits of a key count a request once.
-
-    Of several costs the largest one is charged, so a later check charges what is missing.
-    """
-    charged: dict[object, int] = {}
-    for check in earlier:  # in which no window is twice
-        charged[windows_of(check)] = check[2]
-    missing: list[Check] = []
-    for check in checks:
-        bucket, key, cost = check
-        before = charged.get(windows_of(check))
-        if before is None:
-            missing.append(check)
-        elif cost > before:
-            missing.append((bucket, key, cost - before))
-    return missing
