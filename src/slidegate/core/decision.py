@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Final
 
 from .bans.ban import Ban, longest
-from .buckets import Check
+from .buckets import Check, windows_of
 from .readings import LimitState, ceil_s, limits_read, state_of, tightness
 from .reservation import Reservation, reserved
 from .ring import WindowState
@@ -327,3 +328,24 @@ def refused_later(
             wait_us = max(wait_us - passed_us, 1)
         later.append((spent, leaves_us, mark, wait_us))
     return Decision(False, reason, now_us, checks, later)
+
+
+def joined(decisions: Sequence[Decision]) -> Decision:
+    """Return the decisions of a request that name limits as one, in which the last reading of each window counts.
+
+    Each reading keeps its spans, which are from the decision that has made it. If none names limits, it is the last.
+    """
+    if len(decisions) == 1:
+        return decisions[0]
+    named = [decision for decision in decisions if decision.readings]
+    last = (named or decisions)[-1]
+    if len(named) < 2:
+        return last
+    latest: dict[object, tuple[Check, list[WindowState]]] = {}
+    for decision in named:
+        readings = iter(decision.readings_as_of(last.now_us))
+        for check in decision.checks:
+            latest[windows_of(check)] = check, [*islice(readings, len(check[0].limits))]
+    checks = [check for check, _ in latest.values()]
+    states = [state for _, states in latest.values() for state in states]
+    return Decision(last.allowed, last.reason, last.now_us, checks, states)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
 from starlette.types import Message, Scope
 
-from ..core.buckets import Bucket, Check, unique_name, windows_of
+from ..core.buckets import Bucket, Check, unique_name
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError, quoted
@@ -36,27 +35,6 @@ MAX_FIELD: Final = 8_192
 """The most characters of a field that are read, counted from the right end, where trusted proxies append."""
 
 _NAME: Final = re.compile(r'"([\w.]+)";q=')
-
-
-def joined(decisions: Sequence[Decision]) -> Decision:
-    """Return the decisions of a request that name limits as one, in which the last reading of each window counts.
-
-    Each reading keeps its spans, which are from the decision that has made it. If none names limits, it is the last.
-    """
-    if len(decisions) == 1:
-        return decisions[0]
-    named = [decision for decision in decisions if decision.readings]
-    last = (named or decisions)[-1]
-    if len(named) < 2:
-        return last
-    latest: dict[object, tuple[Check, list[WindowState]]] = {}
-    for decision in named:
-        readings = iter(decision.readings_as_of(last.now_us))
-        for check in decision.checks:
-            latest[windows_of(check)] = check, [*islice(readings, len(check[0].limits))]
-    checks = [check for check, _ in latest.values()]
-    states = [state for _, states in latest.values() for state in states]
-    return Decision(last.allowed, last.reason, last.now_us, checks, states)
 
 
 class Rendered:

@@ -15,12 +15,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
-from ..core.decision import Decision
+from ..core.decision import Decision, joined
 from ..core.errors import ConfigurationError, quoted
 from ..limiter.engine import Engine
 from .clients import KEY, Client
 from .failures import answered_status, handler_of, is_failure
-from .headers import Rendered, completed, joined, names_in
+from .headers import Rendered, completed, names_in
 from .plan import EXEMPT, Plan
 
 STARTS: Final = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403}
