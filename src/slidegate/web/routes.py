@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from operator import length_hint
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
@@ -316,10 +317,7 @@ class RouteLabels:
 
 def _table_key(router: object) -> tuple[int, int]:
     """Return what the routes of a router are remembered by, until their number changes."""
-    routes = attribute_of(router, "routes")
-    if not isinstance(routes, Sequence):
-        return id(router), 0
-    return id(router), len(routes)
+    return id(router), length_hint(attribute_of(router, "routes"))  # 0 for what is no list of routes
 
 
 def _answering(routes: Sequence[MountedRoute], scope: Scope) -> MountedRoute:
