@@ -9,7 +9,7 @@ from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.ops.explain import facts_of
 from slidegate.ops.facts import Verdict
 from slidegate.ops.kinds import beginnings_of
-from slidegate.ops.readers import where_banned
+from slidegate.ops.published_rules import where_banned
 from slidegate.ops.rows import key_of
 from slidegate.web.keys import combine, cookie, everyone, query, user
 

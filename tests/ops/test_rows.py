@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule
 from slidegate.ops.kinds import ADDRESS, Subject, kind_of
-from slidegate.ops.readers import check_key, where_banned
+from slidegate.ops.published_rules import check_key, where_banned
 from slidegate.ops.rows import key_of
 
 from ..asgi import hello, statuses

@@ -15,8 +15,7 @@ from .kinds import EVERYONE, Subject, is_operator
 from .published_rules import of_workers
 from .recent_events import SUBJECTS, LoggedEvent
 from .rows import listed, named, row_of_ban, row_of_window, seconds, span_of
-from .slices import CLIENTS, KEYS
-from .stats_rows import WORKERS, read_events, read_ranking
+from .slices import CLIENTS, KEYS, WORKERS, read_events, read_ranking
 from .traffic import Ranking
 
 MOST_EVENTS: Final = 1_000

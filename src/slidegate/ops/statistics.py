@@ -28,13 +28,16 @@ from ..core.errors import StoreError
 from ..core.logs import Throttle, logger, net
 from ..events import Event, Observer, Outcome, Passed
 from .recent_events import LoggedEvent, RecentEvents
-from .slices import CLIENTS, KEYS, Slices, encoded
-from .stats_rows import (
+from .slices import (
     ALIVE_S,
+    CLIENTS,
     EVENTS,
     KEPT_US,
+    KEYS,
     WORKERS,
+    Slices,
     bounded,
+    encoded,
     read_events,
     read_ranking,
     read_stats,

@@ -28,8 +28,8 @@ from slidegate.core import SharedRow
 from slidegate.limiter import engine
 from slidegate.limiter.workers import WORKERS as LIVING
 from slidegate.ops.cli import run
+from slidegate.ops.slices import WORKERS as STATISTICS_OF
 from slidegate.ops.statistics import Statistics
-from slidegate.ops.stats_rows import WORKERS as STATISTICS_OF
 
 from ...asgi import PEER, page, statuses
 from ...contract.player import settle

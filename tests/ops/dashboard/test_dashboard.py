@@ -33,8 +33,8 @@ from slidegate.ops.dashboard.app import MAX_BODY
 from slidegate.ops.dashboard.page import environment
 from slidegate.ops.dashboard.service import WINDOWS, Service
 from slidegate.ops.dashboard.texts import grouped, share
+from slidegate.ops.slices import steps_of
 from slidegate.ops.statistics import EVERY_S, LoggedEvent, Statistics, Stats, Traffic
-from slidegate.ops.stats_rows import steps_of
 from slidegate.ops.tally import PART
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver

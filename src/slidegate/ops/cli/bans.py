@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from ... import Limiter
-from ..readers import ban_by_hand
+from ..published_rules import ban_by_hand
 from ..rows import key_of, row_of_ban
 from .main import Answer, asking, note, program, table, time_of, with_author, with_duration, with_reason, with_value
 

@@ -15,8 +15,7 @@ from starlette.exceptions import HTTPException
 from ... import ConfigurationError, StoreError
 from ...core.logs import Throttle, logger
 from ..explain import answer_of
-from ..published_rules import changeable_limits, limit_rows, rule_rows
-from ..readers import ban_by_hand
+from ..published_rules import ban_by_hand, changeable_limits, limit_rows, rule_rows
 from ..rows import as_json, key_of, named, row_of_action, row_of_ban, row_of_change
 from ..statistics import Traffic
 from ..traffic import COUNTS

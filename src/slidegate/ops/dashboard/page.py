@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from ... import ConfigurationError, StoreError, __version__
 from ...core import compiled
-from ..readers import check_key, where_banned
+from ..published_rules import check_key, where_banned
 from ..rows import key_of
 from ..tasks import together
 from . import texts

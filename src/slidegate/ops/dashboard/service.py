@@ -23,9 +23,8 @@ from ...core.errors import quoted
 from ...limiter import Action, Override, Publication, keys_refusing
 from ..explain import MOST_CLIENTS, MOST_EVENTS, Answers, Facts, facts_in
 from ..rows import key_of
-from ..slices import CLIENTS, KEYS
+from ..slices import CLIENTS, KEYS, read_events, read_ranking, read_stats, steps_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
-from ..stats_rows import read_events, read_ranking, read_stats, steps_of
 from ..tasks import together
 from .counts import Counts
 from .line import MEANWHILE, ClientRow, Line, Refusals, caution_of, kinds_of, line_of, refusals_of, row_of
@@ -150,15 +149,8 @@ class Service:
         at = time()
         return Counts(window, stats, at - (now_us - stats.start_us) / 1_000_000, at)
 
-    async def clients(self) -> Ranking:
-        """Return the clients of the last five minutes, of the same slices as their counts."""
-        return await self._ranking(CLIENTS)
-
-    async def keys(self) -> Ranking:
-        """Return the keys of other kinds, such as the values of a header."""
-        return await self._ranking(KEYS)
-
-    async def _ranking(self, kind: str) -> Ranking:
+    async def ranking(self, kind: str) -> Ranking:
+        """Return the `CLIENTS` of the last five minutes, of the same slices as their counts; or the `KEYS`."""
         now_us = await self.publish()
         return await self._shared(read_ranking, self.limiter, kind, MOST_CLIENTS, now_us)
 
@@ -185,7 +177,7 @@ class Service:
     async def _read_refusals(self) -> Refusals:
         """Read who was refused in the last five minutes."""
         counts, ranking, bans, published = await together(
-            self.counts(WINDOW), self.clients(), self.bans(), self.published()
+            self.counts(WINDOW), self.ranking(CLIENTS), self.bans(), self.published()
         )
         kinds = kinds_of(published)
         proxies = [middleware.policy.address.networks for middleware in self.limiter.middlewares]
@@ -213,7 +205,7 @@ class Service:
         if isinstance(key, str) and self.limiter.middlewares:
             outermost_key = self.limiter.middlewares[0].policy.address.truncated(key)
         published, overrides, bans, events, *rankings = await together(
-            self.published(), self.overrides(), self.bans(), self.events(), self.clients(), self.keys()
+            self.published(), self.overrides(), self.bans(), self.events(), self.ranking(CLIENTS), self.ranking(KEYS)
         )
         answers = Answers(published, overrides, bans.all, events, rankings)
         facts = await facts_in(answers, self.limiter, key)

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from ..kinds import ADDRESS, EVERYONE
 from ..published_rules import limit_rows, rule_rows
+from ..slices import CLIENTS, KEYS
 from ..statistics import LoggedEvent, Ranking
 from ..tasks import together
 from .counts import curve_of, marks_of
@@ -47,12 +48,12 @@ async def part(service: Service, query: Query) -> Variables:
     rule = query.get("rule", "")
     route = query.get("route", "")
     traffic, ranking, published = await together(
-        _traffic(service, query, rule, route), service.clients(), service.published()
+        _traffic(service, query, rule, route), service.ranking(CLIENTS), service.published()
     )
     who = "Client"
     if kinds_of(published).get(rule, "") not in _OF_CLIENTS:
         who = "Key"
-        ranking = await service.keys()
+        ranking = await service.ranking(KEYS)
     shadowed = []
     if traffic["counts"].stats.total.shadow_refused:
         shadowed = _shadowed(await service.events(), rule)
@@ -81,7 +82,7 @@ def _shadowed(events: Iterable[LoggedEvent], rule: str) -> list[tuple[str, int]]
 
 async def clients(service: Service, query: Query) -> Variables:
     """Return the clients and the keys of other kinds of the last five minutes, and the one that the query names."""
-    ranking, keys, bans = await together(service.clients(), service.keys(), service.bans())
+    ranking, keys, bans = await together(service.ranking(CLIENTS), service.ranking(KEYS), service.bans())
     client = None
     if query.get("key"):
         client = await service.client(query["key"])
