@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from ..core import Decision
 from ..core.logs import escaped, safe_text
 from ..events import Event, Outcome
+from .rows import named
 
 MAX_EVENTS: Final = 100
 MAX_REFUSALS: Final = 50
@@ -87,7 +88,7 @@ def _entry_of_refusal(outcome: Outcome, refusal: Decision) -> dict[str, Any]:
     rule = ", ".join(outcome.rules)
     by = refusal.by
     details: dict[str, object] = {"client": outcome.client, "key": outcome.client, "rule": rule, "limit": "", "by": by}
-    details |= {"reason": outcome.reason, "route": outcome.route, "status": outcome.status}
+    details |= named(outcome, "reason", "route", "status")
     binding = refusal.binding
     if binding is not None:
         details |= {"key": binding.key, "limit": binding.limit}

@@ -25,7 +25,7 @@ import anyio
 from .. import Limiter
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, quoted
-from ..core.stored import json_of
+from ..core.stored import json_of, read_by_name
 from ..windows import ResponseTimes
 from .recent_events import LoggedEvent
 from .tasks import pause, together
@@ -324,7 +324,7 @@ async def read_events(limiter: Limiter, limit: int) -> list[LoggedEvent]:
         row = decoded(value)
         name = _name_of(row, identity)
         for event in row["events"]:
-            latest.append(LoggedEvent(event["kind"], event["message"], event["time_us"], event["details"], name))
+            latest.append(read_by_name(LoggedEvent, {**event, "worker": name}))
         # At each worker, so that the list does not grow with their number.
         latest = nlargest(limit, latest, key=lambda event: event.time_us)
         await pause()
