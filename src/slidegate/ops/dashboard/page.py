@@ -110,8 +110,8 @@ class Page:
         try:
             view, notice = await together(VIEWS[name](self._service, query), self._notice(query))
         except StoreError:
-            return self._draw("away", status, {**variables, "line": await self._service.line()})
-        return self._draw(name, status, {**variables, "view": view, "notice": notice})
+            return self._draw("away", status, **variables, line=await self._service.line())
+        return self._draw(name, status, **variables, view=view, notice=notice)
 
     async def _notice(self, query: Query) -> str:
         """Return the text about the change that was made just before; empty unless it is the last of its target."""
@@ -132,9 +132,9 @@ class Page:
     def problem(self, path: str, problem: HTTPException) -> Response:
         """Return the page of an error."""
         above = "../" * path.count("/", 1)
-        return self._draw("problem", problem.status_code, {"problem": problem, "above": above})
+        return self._draw("problem", problem.status_code, problem=problem, above=above)
 
-    def _draw(self, name: str, status: int, variables: Mapping[str, Any]) -> Response:
+    def _draw(self, name: str, status: int, **variables: Any) -> Response:
         text = self._templates.get_template(f"{name}.html").render(variables, may=self._changes)
         return Response(text, status, media_type="text/html")
 
