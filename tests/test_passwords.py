@@ -200,8 +200,7 @@ def test_no_event_and_no_line_of_the_log_shows_the_password_of_an_address(caplog
 
 @given(st.sampled_from(["redis://", "reddis://u", "x=redis://", "'redis:/", "(//", "':", ":", "--:"]), TEXTS, TEXTS)
 def test_no_message_shows_the_password_of_an_address_in_it(begins: str, before: str, after: str) -> None:
-    for text in (before, after):
-        assume(not re.search(r"[\s/\"]", text))
+    before, after = (re.sub(r"[\s/\"]", "", text) for text in (before, after))
     text = f"it cannot connect to {begins}:{before}{PASSWORD}{after}@localhost:6379/0'): why @all"
     assert PASSWORD not in str(StoreError(text))
 
