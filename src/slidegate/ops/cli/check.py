@@ -241,10 +241,9 @@ def _about_file(path: Path) -> list[Finding]:
 
 def _address_in(path: Path) -> str:
     """Return the address of the store of a valid configuration file; else that of the environment."""
-    address: str | None = tomllib.loads(path.read_text("utf-8-sig")).get("store")
-    if address is not None:
-        return address
-    return os.environ.get(STORE_VARIABLE) or "memory://"
+    of_environment = os.environ.get(STORE_VARIABLE) or "memory://"
+    address: str = tomllib.loads(path.read_text("utf-8-sig")).get("store", of_environment)
+    return address
 
 
 def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:

@@ -62,14 +62,14 @@ class Replay:
         self._innermost = _StatusApp(middlewares[-1].app)
         self._outcomes: list[Outcome] = []
         self._events: list[Event] = []
-        limiters: dict[int, Limiter] = {}
+        limiters: dict[Limiter, Limiter] = {}
         self._app: ASGIApp = self._innermost
         self.middlewares: list[RateLimitMiddleware] = []
         for middleware in reversed(middlewares):
-            limiter = limiters.get(id(middleware.limiter))
+            limiter = limiters.get(middleware.limiter)
             if limiter is None:
                 store = MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us)
-                limiter = limiters[id(middleware.limiter)] = Limiter(store, observers=[self])
+                limiter = limiters[middleware.limiter] = Limiter(store, observers=[self])
             copied = _copied(middleware, self._app, limiter)
             self.middlewares.insert(0, copied)
             self._app = copied
