@@ -110,8 +110,10 @@ class Counting:
         """
         if not bound.calls_functions:
             return bound.checks(request.scope, visit.client.key)
-        rule, ask = bound.rule, self._calls.ask
-        bucket, cost = bound.bucket, rule.cost
+        rule = bound.rule
+        ask = self._calls.ask
+        bucket = bound.bucket
+        cost = rule.cost
         if rule.limits_function is not None:
             bucket = await ask(rule, request, "limits", rule.limits_function, bound.bucket_for, bucket)
         key = bound.key_of(request.scope, visit.client.key)
@@ -180,7 +182,8 @@ class Counting:
             for around in visit.visits():
                 around.observed = (*around.observed, (checks, bound.rule.label, refuses))
             if refuses:
-                label, key = bound.rule.label, checks[0][1]
+                label = bound.rule.label
+                key = checks[0][1]
                 message = f"rule {label!r} would have refused {key}"
                 self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
                 self._engine.observers.report_exceeded(decision, self._engine.monotonic_us())

@@ -272,7 +272,8 @@ def path_param(name: str) -> Value:
         return read({"path_params": {name: value}})
 
     key = Value(f"path:{name}", read, encode)
-    key.parameter, key.shared = name, True
+    key.parameter = name
+    key.shared = True
     return key
 
 

@@ -133,9 +133,11 @@ def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
             continue
         values = [_spelling(convertors[parameter[1]]) for parameter in parameters]
         has_slashes = _ANY_TEXT in values
-        value, ending = "[^/]*", segment
+        value = "[^/]*"
+        ending = segment
         if has_slashes:  # any text up to the path's literal end
-            value, ending = _ANY_TEXT, path
+            value = _ANY_TEXT
+            ending = path
         if len(values) == 1:
             value = f"(?P<{parameters[0][1]}>{values[0]})"
         begin, end = segment[: parameters[0].start()], PARAM_REGEX.split(ending)[-1]

@@ -32,7 +32,8 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     Args:
         policy: The policy of the middleware.
     """
-    rules, middleware = policy.rules, policy.names.middleware
+    rules = policy.rules
+    middleware = policy.names.middleware
     by_client = _key_of(None, policy)
     yield PublishedRule(middleware, rule=CLIENT, action=CLIENT, **by_client)
     yield from _of_list(policy, "allowlist")

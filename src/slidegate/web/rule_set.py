@@ -134,7 +134,8 @@ class RuleSet:
         # By shadow: no header field shows a shadow rule, so that it takes no name from others.
         taken: dict[bool, list[str]] = {False: [], True: []}
         for rule in self.given:
-            others, identity = taken[rule.is_shadow], names.name_of(rule)
+            others = taken[rule.is_shadow]
+            identity = names.name_of(rule)
             if rule.counts and identity in self.first_by_name:
                 raise ConfigurationError(
                     f"{self.first_by_name[identity]!r} and {rule!r} would share one bucket; give one of them another "

@@ -180,7 +180,9 @@ class Rule:
         self.connection = connection
         self.when = when
         _check_together(options)
-        self.exempts, self.blocks, self.is_shadow = exempt, block, shadow
+        self.exempts = exempt
+        self.blocks = block
+        self.is_shadow = shadow
         self.is_final = final or exempt or block
         self.status = check_whole(status, 400, 599, "status", "for example 503")
         self.limits_function, self.cost_function = None, None

@@ -152,7 +152,8 @@ class Signals:
             The key; None if the policy exempts the client or may not ban the key, if many clients share it, or if a
             policy by `user` knows no user: its strikes are for accounts, and an address may have many.
         """
-        client_key, address = visit.client.key, visit.client.address
+        client_key = visit.client.key
+        address = visit.client.address
         if address is not None and policy.exempt.covers(*address):
             return None
         key = protected = client_key
