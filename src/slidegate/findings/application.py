@@ -11,10 +11,10 @@ import gc
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from itertools import product
 from operator import is_
+from types import FrameType
 from typing import Any, Final, TypeAlias
 from weakref import WeakSet
 
@@ -60,10 +60,11 @@ def about_workers(policy: Policy) -> Iterator[Finding]:
 def _workers() -> int:
     """Return how many processes the server has that runs this one; 0 if it has started none.
 
-    It calls its workers with its configuration, which so is in the stack of the main thread.
+    It calls its workers with its configuration, which so is in the stack that builds a middleware. The stacks of other
+    threads are not asked for: before CPython 3.11.5 that is a deadlock if garbage is collected meanwhile.
     """
     workers = 0
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] in ("uvicorn", "gunicorn", "hypercorn"):

@@ -41,7 +41,8 @@ _LATE_USER: Final = Finding(
 
 
 def of_settings(policy: Policy, off_by: str) -> None:
-    """Look at the settings; `off_by` is the one that switches the middleware off, or empty."""
+    """Look at the settings and the processes; `off_by` is what switches the middleware off, or empty."""
+    policy.findings.report(application.about_workers(policy))
     if off_by:
         told = Finding(
             "SG110",
@@ -56,7 +57,7 @@ def of_building(middleware: Any) -> None:
 
 
 def of_routes(policy: Policy, app: object, routed_app: object) -> None:
-    """Look at the processes, the rules and the routes, when the application starts.
+    """Look at the rules and the routes, when the application starts.
 
     Args:
         policy: The policy of the middleware.
@@ -66,7 +67,6 @@ def of_routes(policy: Policy, app: object, routed_app: object) -> None:
     """
     report = policy.findings.report
     mounted = mounted_routes(routed_app)
-    report(application.about_workers(policy))
     report(application.about_order(policy.rules, mounted))
     if routed_app is None:
         return
