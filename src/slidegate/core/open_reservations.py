@@ -48,7 +48,7 @@ class OpenReservations:
             return
 
     def explain(self, decision: Decision, own: Collection[Decision]) -> Decision:
-        """Return a decision; a refusal that open reservations alone cause waits for them.
+        """Return a decision, changed in place: a refusal that open reservations alone cause waits for them.
 
         Args:
             own: Earlier decisions about the same request, which hands nothing back before this one is answered.

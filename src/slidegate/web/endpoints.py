@@ -38,7 +38,7 @@ from .rule_set import EXEMPT_MARK
 from .rules import Limits, LimitsFunction, Rule, method_of
 from .visit import Visit, active_visit_of, visit_of
 
-_MOST_ALIKE: Final = 256  # limits that are found by what they count, for requests that make limits for themselves
+_MEMO_ALIKE: Final = 256  # limits that are found by what they count, for requests that make limits for themselves
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -231,9 +231,11 @@ class RateLimit:
         if policy.engine.reservations.by_window:
             visit.explain(decision)
         visit.add(decision)
-        if policy.signals.by_refusal:
-            await policy.signals.strike_for_refusal(visit, decision, scope)
-        visit.answer = policy.refusals.answer(decision)
+        try:
+            if policy.signals.by_refusal:
+                await policy.signals.strike_for_refusal(visit, decision, scope)
+        finally:  # also if the strike is cut off, after which the application may answer; it may change the decision
+            visit.answer = policy.refusals.answer(decision)
         is_websocket = scope["type"] == "websocket"
         # The connection breaks if an HTTP response has begun; no refusal is reported then.
         if policy.refusals.wants("exceeded") and (is_websocket or not visit.status):
@@ -251,20 +253,21 @@ class RateLimit:
         if memo is not None:
             return memo[0]
         policy.inspection.of_new_limit(policy, self, function)
-        # One that a request makes for itself is equal to the one before, or alike but for its functions: closures.
+        # One that a request makes for itself is equal to the one before. With other functions, such as closures, it
+        # needs a plan of its own.
         alike = full_text_of(self.rule), id(function)
         values = [value for value in vars(self.rule).values() if not isinstance(value, Key)]  # keys are in the text
         plan, _, known = rules.alike.get(alike, (None, None, None))
         if plan is None or known != values:
             plan = self._new_plan(policy, scope, function)
-            remember(rules.alike, alike, (plan, function, values), _MOST_ALIKE)
+            remember(rules.alike, alike, (plan, function, values), _MEMO_ALIKE)
         # What follows keeps the function alive, so that no other one gets its id, and ends with the limit.
         end = ref(self, lambda _: rules.at_endpoints.pop(memo_key, None))
         remember(rules.at_endpoints, memo_key, (plan, function, end))
         return plan
 
     def _new_plan(self, policy: Policy, scope: Scope, function: Any) -> Plan:
-        """Return the plan of the requests to an endpoint."""
+        """Make it: give the limit its names at this endpoint, compare it with the first of its name, and bind it."""
         label = min([route.label for route in policy.routes.routes_for(scope)], default="")  # as other workers choose
         rule = rule_at(self.rule, function, scope.get("endpoint"), label)
         rule.where = f"RateLimit at {label or 'another endpoint'}"
@@ -308,6 +311,7 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
         raise error
     # The fields list no limits of functions and of outbound calls, which raise `RateLimitExceeded` as well.
     names_limits = isinstance(error, EndpointRefusal)
+    # Starlette calls what a handler returns with scope, receive and send.
     return partial(visit.policy.refusals.answer_at_endpoint, visit, error.decision, names_limits=names_limits)
 
 

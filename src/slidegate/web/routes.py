@@ -293,7 +293,7 @@ class RouteLabels:
         return self._known(scope) or self.read(scope.get("router")).get(id(scope.get("endpoint")), ())
 
     def _known(self, scope: Scope) -> Sequence[MountedRoute]:
-        """Return the same, with another look only where the number of routes has changed.
+        """Return the routes of a request's endpoint, reading the router again only if its number of routes has changed.
 
         Some applications make an endpoint for each request.
         """

@@ -149,6 +149,7 @@ class RuleSet:
 
     def restart(self) -> None:
         """Make all plans again, because amounts have changed."""
+        # Plans at endpoints stay, since nothing reads their rendered fields, which alone depend on amounts.
         # New dicts: what another thread plans meanwhile, perhaps by the amounts of before, goes into the old ones. The
         # plans of requests come last, which are made of plans of rules, as these are of rendered fields.
         self._plans = {}
@@ -210,7 +211,8 @@ class RuleSet:
         Args:
             texts: The texts of its path; None if they could not be read.
         """
-        indexes: Iterable[int] = range(len(self.in_order))  # of all rules, for `ANY_PATH` and None
+        # Of all rules, if the path is ambiguous (`ANY_PATH` of paths.py, which is empty) or could not be read (None).
+        indexes: Iterable[int] = range(len(self.in_order))
         if texts:
             indexes = sorted({*self._anywhere, *self._index.match(texts)})
         scope_type, method = scope["type"], method_of(scope)
@@ -237,7 +239,7 @@ class RuleSet:
 
     def new_plan(self, matches: Sequence[RuleMatch], strikes: Sequence[Signal], traits: Traits) -> Plan:
         """Return a new plan for some rules."""
-        if traits.is_preflight and not traits.is_evaluated:
+        if traits.is_preflight and not traits.is_evaluated:  # evaluated ones are those of preflights already
             matches = [RuleMatch(bound.for_preflights(), ends) for bound, ends in matches]
         plan = Plan(tuple(matches), strikes, traits, self._headers)
         plan.effects = effects_of(plan, self._signals, self._calls)
@@ -270,7 +272,10 @@ class RuleSet:
         return bound
 
     def other_limits(self, rule: Rule) -> str:
-        """Return how limits at an endpoint differ from the first ones under their name; empty if they do not."""
+        """Return how limits at an endpoint differ from the first ones under their name; empty if they do not.
+
+        The first ones under a name are those with which others are compared from then on.
+        """
         first = self.first_by_name.setdefault(rule.identity, rule)
         if text_of(first) == text_of(rule):
             return ""

@@ -80,7 +80,7 @@ class Stack:
 
 
 def stack_of(app: object) -> Stack:
-    """Return the stack of a middleware around `app`: a new one, or if it is in one, that of each next one."""
+    """Return the stack of a middleware around `app`: a new one, or the one of all in the stack of its application."""
     if not is_in_stack(app):
         return Stack()
     return getattr(router_of(app), "__dict__", {}).setdefault("_slidegate_stack", Stack())  # type: ignore[no-any-return]
@@ -117,6 +117,7 @@ def compare_names(policy: Policy, app: object) -> None:
     policies: dict[int, list[Policy]] = {}  # by the identity of an application
     for route, above, inside in chain([(app, "", ())], walk(app)):
         around = [policy]
+        # Around a route are the middlewares of the application, those of each mount, and its own.
         for within in (app, *inside, attribute_of(route, "app")):
             if id(within) not in policies:
                 policies[id(within)] = _policies_in(within)

@@ -102,7 +102,7 @@ class Visit:
     shared: list[tuple[Any, Decision]] | None = None
     """The decisions of all middlewares about the request, each with its policy, if there are several."""
     answer: Any = None
-    """The default `Answer` to the last refusal of this middleware; None before there is one."""
+    """The default `Answer` to the last refusal whose response passes `send`; None before there is one."""
     struck: tuple[BanPolicy, ...] = ()
     """The ban policies that the request has struck."""
     began_ns = 0
@@ -170,7 +170,7 @@ class Visit:
         return [(self.policy, decision) for decision in self.own_decisions]
 
     def explain(self, decision: Decision) -> Decision:
-        """Return a decision; a refusal that only reservations of other requests cause waits for them."""
+        """Let a refusal that only reservations of other requests cause wait for them; return the decision."""
         reservations = self.policy.engine.reservations
         if decision.allowed or not reservations.by_window:  # what refuses without a wait asks before, to spare the call
             return decision
@@ -338,7 +338,7 @@ class Visit:
             message = self.with_fields(message)
         self.status = status
         if self.plan.is_enforced:
-            self.policy.guard(self)
+            self.policy.guard(self)  # it takes the place of both channels
         await self.send_on(message)
         if message["type"] in _LASTS:
             await self.end()
