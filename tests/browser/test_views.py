@@ -184,7 +184,7 @@ def test_words_and_choices_are_not_broken_and_no_page_is_too_wide(width: int, si
 
 def test_what_shadow_rules_would_have_refused_is_shown_on_a_phone(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN, "?rule=tighter", viewport={"width": 375, "height": 812})
-    expect(page.locator("dl")).to_contain_text(re.compile(r"In shadow\s*[1-9]\d*\s*would be limited"))
+    expect(page.locator("dl")).to_contain_text(re.compile(r"In shadow\s*[1-9]\d* of \d+ would be limited"))
     expect(row(page, "Whom", "203.0.113.7").locator("td:visible")).to_have_text(re.compile(r"^[1-9]\d*$"))
 
 

@@ -343,7 +343,8 @@ class RedisRows(SharedRows):
 
     def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None]:
         name = self._name_of(row.kind, row.number)
-        return self._batcher().command((name,), b"write_row", worker, row.value, row.kept_us)
+        args = b"write_row", worker, row.value, row.kept_us
+        return self._batcher().command((name,), *args, read=lambda answer, now_us: None)
 
     def read(
         self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
