@@ -222,7 +222,7 @@ MADE: dict[str, Callable[[Any], RateLimit]] = {
 async def test_a_limit_that_each_request_makes_leaves_nothing_behind(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slidegate.web.endpoints._MOST_ALIKE", 8)
+    monkeypatch.setattr("slidegate.web.endpoints._MEMO_ALIKE", 8)
 
     class Holder:
         """What a function of such a limit may refer to, for example its request."""
