@@ -11,6 +11,8 @@ from functools import cache
 from struct import unpack_from
 from typing import Any, Final
 
+import hiredis
+
 from slidegate import BanPolicy, Decision, Limiter, StoreError
 from slidegate.core import BanSubject, Bucket, Reason
 from slidegate.stores.redis import RedisStore
@@ -20,10 +22,30 @@ from slidegate.stores.redis.protocol import window_field
 
 from ...contract.player import settle
 from ...contract.store_contract import bucket
+from ...fault_proxy import stop_listening
+from ...redis_servers import HOST
 
 PLENTY_S: Final = 20
 PLENTY: Final = f"{PLENTY_S}s"
 NUMBER: Final = itertools.count()
+
+
+@asynccontextmanager
+async def server_that_says(reply: Callable[[list[bytes]], bytes]) -> AsyncIterator[int]:
+    """Serve connections as a Redis that answers each command as `reply` does; return its port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        commands = hiredis.Reader()
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                commands.feed(data)
+                while (command := commands.gets()) is not False:
+                    writer.write(reply(command))
+        writer.close()
+
+    listener = await asyncio.start_server(serve, HOST, 0)
+    yield listener.sockets[0].getsockname()[1]
+    await stop_listening(listener)
 
 
 @dataclass

@@ -5,12 +5,11 @@ import hashlib
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 from unittest.mock import Mock
 
-import hiredis
 import pytest
 from redis.asyncio import BlockingConnectionPool, Connection, ConnectionPool, Redis
 from redis.asyncio import RedisCluster as ClusterClient
@@ -32,7 +31,7 @@ from ...contract.player import listed, settle
 from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS, bucket
 from ...fault_proxy import FaultProxy, stop_listening
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
-from .stores import PLENTY_S, Ahead, hit, store_at, store_of, struck, until_answered, workers_at
+from .stores import PLENTY_S, Ahead, hit, server_that_says, store_at, store_of, struck, until_answered, workers_at
 
 pytestmark = needs_redis
 NOW_US = 1_900_000_000_000_000
@@ -503,23 +502,14 @@ KNOWN: Final = {
 }
 
 
-@asynccontextmanager
-async def server_that_says(reply: Callable[[list[bytes]], bytes]) -> AsyncIterator[str]:
-    """Serve connections as a Redis does that answers whatever `reply` returns once it is set up."""
+def knowing(reply: Callable[[list[bytes]], bytes]) -> Callable[[list[bytes]], bytes]:
+    """Return answers that set a connection up, and then are whatever `reply` returns."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        commands = hiredis.Reader()
-        with suppress(ConnectionError):
-            while data := await reader.read(65_536):
-                commands.feed(data)
-                while (command := commands.gets()) is not False:
-                    name = b"poll" if b"poll" in command else command[0].upper()
-                    writer.write(KNOWN.get(name) or reply(command))
-        writer.close()
+    def answer(command: list[bytes]) -> bytes:
+        name = b"poll" if b"poll" in command else command[0].upper()
+        return KNOWN.get(name) or reply(command)
 
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    await stop_listening(listener)
+    return answer
 
 
 def nonsense(rng: random.Random, depth: int = 0) -> Any:
@@ -589,7 +579,7 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: ran
     def reply(command: list[bytes]) -> bytes:
         return packed(rng.choice([nonsense(rng), nearly(rng), nearly(rng), [b"0", [b"user:3", bytes(60)]]]))
 
-    async with server_that_says(reply) as url, store_at(url) as store:
+    async with server_that_says(knowing(reply)) as port, store_at(f"redis://127.0.0.1:{port}") as store:
         errors: list[str] = []
         for _ in range(600):  # the first that makes no sense of an answer may give the connection up for all
             names = rng.sample([*METHODS], rng.choice((1, 1, 5)))
@@ -623,7 +613,10 @@ async def test_the_script_declares_to_upstash_which_keys_it_uses() -> None:
         sent.append(command)
         return b"-NOSCRIPT No matching script\r\n" if command[0] == b"EVALSHA" else packed([bytes(8), b"\0"])
 
-    async with server_that_says(reply) as url, store_at(url, key_locking=True) as store:
+    async with (
+        server_that_says(knowing(reply)) as port,
+        store_at(f"redis://127.0.0.1:{port}", key_locking=True) as store,
+    ):
         await outcome(lambda: store.hit(CHECKS))
     (by_name, *_), (by_source, *_) = ([one for one in sent if one[0] == name] for name in (b"EVALSHA", b"EVAL"))
     assert by_source[1].startswith(b"#!lua flags=allow-key-locking\n")

@@ -2,11 +2,10 @@
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Final
 
-import hiredis
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,9 +16,8 @@ from redis.asyncio.sentinel import Sentinel as RedisSentinel
 from slidegate.core import StoreUnavailable
 from slidegate.stores.redis import RedisStore
 
-from ...fault_proxy import stop_listening
 from ...redis_servers import HOST, RedisServer, Sentinel, needs_redis
-from .stores import hit
+from .stores import hit, server_that_says
 
 Client = Callable[[int, str], Any]
 CLIENTS: Final[dict[str, Client]] = {
@@ -36,23 +34,8 @@ CLIENTS: Final[dict[str, Client]] = {
 def quoting(command: list[bytes]) -> bytes:
     """Answer as a server that does not know a command, with its arguments."""
     arguments = b" ".join(b"'%s'" % argument for argument in command[1:])
-    return b"-ERR unknown command '%s', with args beginning with: %s" % (command[0], arguments)
-
-
-@asynccontextmanager
-async def server_that_quotes() -> AsyncIterator[int]:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        commands = hiredis.Reader()
-        with suppress(ConnectionError):
-            while data := await reader.read(65_536):
-                commands.feed(data)
-                while (command := commands.gets()) is not False:
-                    writer.write(quoting(command).replace(b"\r", b" ").replace(b"\n", b" ") + b"\r\n")
-        writer.close()
-
-    listener = await asyncio.start_server(serve, HOST, 0)
-    yield listener.sockets[0].getsockname()[1]
-    await stop_listening(listener)
+    said = b"-ERR unknown command '%s', with args beginning with: %s" % (command[0], arguments)
+    return said.replace(b"\r", b" ").replace(b"\n", b" ") + b"\r\n"
 
 
 async def told(client: Any) -> str:
@@ -73,7 +56,7 @@ async def told(client: Any) -> str:
 @settings(max_examples=15, deadline=None)
 def test_what_is_told_of_a_password_does_not_depend_on_it(kind: str, password: str) -> None:
     async def ask() -> None:
-        async with server_that_quotes() as port:
+        async with server_that_says(quoting) as port:
             assert await told(CLIENTS[kind](port, password)) == await told(CLIENTS[kind](port, "x"))
 
     asyncio.run(ask())
