@@ -225,8 +225,8 @@ def _has_outcome(visit: Visit, decisions: Sequence[Decision]) -> bool:
 def effects_of(plan: Plan, signals: Signals, calls: UserCallbacks) -> list[Effect]:
     """Return what depends on the responses to the requests of a plan, in the order in which it happens.
 
-    What is reserved is first, as a cancelled effect ends those behind it, and a cancelled strike may be lost. Permits
-    are last, because their release is awaited.
+    What is reserved is first: behind an effect that is cancelled, the others have their end alone, and a cancelled
+    strike may be lost. Permits are last, because their release is awaited.
     """
     effects: list[Effect] = []
     if plan.is_conditional:  # the effects depend on its conditions, and are those of another plan
