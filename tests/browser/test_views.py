@@ -311,6 +311,16 @@ def test_refresh_leaves_rows_fields_and_a_selection_alone(site: Site, opened: Op
     expect(row).not_to_have_text(before)
 
 
+def test_the_focus_stays_in_a_row_that_a_refresh_moves(site: Site, opened: OpenPage) -> None:
+    site.ask("203.0.113.9")
+    page = opened(site, TOKEN, "clients")
+    link = page.get_by_role("link", name="203.0.113.9", exact=True)
+    link.focus()
+    site.flood("203.0.113.9", 90)
+    expect(page.locator("main tr[data-key] a").first).to_have_text("203.0.113.9")
+    expect(link).to_be_focused()
+
+
 def test_times_are_those_of_the_reader(site: Site, opened: OpenPage) -> None:
     for view in ("", "bans"):
         page = opened(site, TOKEN, view, timezone_id="Asia/Kolkata")

@@ -36,7 +36,7 @@ from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import recent_events, slices, tally
 from slidegate.ops import statistics as module
 from slidegate.ops.metrics import status_name
-from slidegate.ops.slices import ALIVE_S, MAX_CLIENTS, STEPS, WORKERS, decoded, encoded
+from slidegate.ops.slices import ALIVE_S, MAX_CLIENTS, STEPS, TOP_CLIENTS, WORKERS, decoded, encoded
 from slidegate.ops.statistics import EVERY_S, LoggedEvent, Ranking, Statistics, Traffic
 from slidegate.ops.tally import MAX_SERIES, OTHER, PART, Tally
 from slidegate.ops.traffic import MAX_NAMES, ClientTraffic
@@ -741,6 +741,20 @@ def test_a_busy_client_and_a_refused_one_are_found_among_many(requests: int, oth
     first = found.busiest[0]
     assert first.key in ("busy", "refused") or times <= 2
     assert first.requests <= max(times, 2)
+
+
+async def test_as_many_busy_clients_and_refused_ones_as_a_row_has_are_found_among_thousands(
+    statistics: Statistics,
+) -> None:
+    for number in range(TOP_CLIENTS):
+        busy, stopped = passed("api", client=f"busy:{number}"), refused("api", client=f"refused:{number}")
+        for outcome in (busy, busy, busy, stopped, stopped):
+            statistics.request(reported(outcome))
+    for number in range(3 * MAX_CLIENTS):
+        statistics.request(reported(passed("api", client=f"other:{number}")))
+    found = await statistics.clients(2 * TOP_CLIENTS)
+    times = [(client.key.partition(":")[0], client.requests) for client in found.each() if client.requests > 1]
+    assert Counter(times) == {("busy", 3): TOP_CLIENTS, ("refused", 2): TOP_CLIENTS}
 
 
 # -- what is shown of requests -----------------------------------------------------------------------------------------

@@ -587,6 +587,22 @@ async def test_an_answer_is_shared_for_two_seconds(window: str, site: Site, read
         assert (await site.page(f"?window={window}")).text
 
 
+async def test_an_answer_that_took_three_seconds_is_shared_for_twelve(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow() -> list[Any]:
+        site.clock.advance("3s")
+        reads.append(site.clock.now_us)
+        return []
+
+    reads, service = list[int](), Service(site.limiter)
+    monkeypatch.setattr(site.limiter, "history", slow)
+    for pause_us, times in ((0, 1), (11_999_999, 1), (1, 2)):
+        site.clock.advance(us=pause_us)
+        await service.history()
+        assert len(reads) == times
+
+
 async def test_a_change_is_shown_though_another_viewer_still_reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     read, changed = anyio.Event(), anyio.Event()
 
