@@ -14,7 +14,7 @@ from .facts import EVERY, OF_VERSION, OF_WORKERS, UNREAD, Fact, FactsOfRules, Ve
 from .kinds import EVERYONE, Subject, is_operator
 from .published_rules import of_workers
 from .recent_events import SUBJECTS, LoggedEvent
-from .rows import listed, named, row_of_ban, row_of_window, seconds, span_of
+from .rows import as_json, listed, named, row_of_window, seconds, span_of
 from .slices import CLIENTS, KEYS, WORKERS, read_events, read_ranking
 from .traffic import Ranking
 
@@ -92,7 +92,7 @@ def row_of_fact(fact: Fact) -> dict[str, Any]:
     if fact.window is not None:
         row = {**row_of_window(fact.window), **row}
     if fact.ban is not None:
-        row["ban"] = row_of_ban(fact.ban)
+        row["ban"] = as_json(fact.ban)
     return row
 
 

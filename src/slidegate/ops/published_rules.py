@@ -14,7 +14,7 @@ from .. import ConfigurationError, Limiter
 from ..core.addresses import network_of
 from ..limiter import Publication, PublishedRule, inspect_keys
 from .kinds import EVERYONE, FUNCTION, beginnings_of, kind_of, named_kind
-from .rows import listed, named, row_of_ban
+from .rows import as_json, listed, named
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
@@ -184,7 +184,7 @@ async def ban_by_hand(
     """
     await check_key(limiter, key)
     ban = await limiter.ban(target, duration, reason=reason, by=by)
-    return {**row_of_ban(ban), "holds": where_banned(await limiter.published(), ban.key)}
+    return {**as_json(ban), "holds": where_banned(await limiter.published(), ban.key)}
 
 
 def where_banned(published: Sequence[Publication], key: str) -> str:

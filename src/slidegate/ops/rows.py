@@ -9,42 +9,30 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from .. import ConfigurationError
-from ..core import Ban, LimitState
-from ..limiter import Action, Override
+from ..core import LimitState
 from .kinds import digest_prefix, named_kind
 
 _S: Final = 1_000_000
+_MOMENTS: Final = {"since_us": "since_at", "until_us": "until_at", "at_us": "at"}
 _UNITS: Final = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 """The units of a length of time, with the next smaller one, in seconds."""
 _LISTED: Final = 5
 """How many names are in one line."""
 
 
-def row_of_ban(ban: Ban) -> dict[str, Any]:
-    """Return a ban."""
-    return {
-        **named(ban, "key", "reason", "by", "level"),
-        "since_at": ban.since_us / _S,
-        "until_at": seconds(ban.until_us),
-    }
-
-
-def row_of_change(override: Override) -> dict[str, Any]:
-    """Return the temporary change of a limit."""
-    return {
-        **named(override, "name", "limit", "by", "reason"),
-        "since_at": override.since_us / _S,
-        "until_at": override.until_us / _S,
-    }
-
-
-def row_of_action(action: Action) -> dict[str, Any]:
-    """Return an operator's action; see `Limiter.history`."""
-    return {
-        **named(action, "kind", "target", "limit", "by", "reason"),
-        "at": action.at_us / _S,
-        "until_at": seconds(action.until_us),
-    }
+def as_json(value: Any) -> Any:
+    """Return a tuple with names, such as a ban, or a list of them, as JSON shows it, and so the values in it."""
+    if hasattr(value, "_asdict"):
+        row = {}
+        for name, part in value._asdict().items():
+            if name in _MOMENTS:
+                row[_MOMENTS[name]] = seconds(part)
+            else:
+                row[name] = as_json(part)
+        return row
+    if isinstance(value, list | tuple):
+        return [as_json(part) for part in value]
+    return value
 
 
 def row_of_window(window: LimitState) -> dict[str, Any]:
@@ -59,15 +47,6 @@ def row_of_window(window: LimitState) -> dict[str, Any]:
         "more_after_s": window.more_after_us / _S,
         "reset_after_s": window.reset_after_us / _S,
     }
-
-
-def as_json(value: Any) -> Any:
-    """Return a tuple with names, or a list of them, as JSON shows it, and so the values in it."""
-    if hasattr(value, "_asdict"):
-        return {name: as_json(part) for name, part in value._asdict().items()}
-    if isinstance(value, list | tuple):
-        return [as_json(part) for part in value]
-    return value
 
 
 def seconds(value_us: int | None) -> float | None:

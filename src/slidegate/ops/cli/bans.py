@@ -9,7 +9,7 @@ import click
 
 from ... import Limiter
 from ..published_rules import ban_by_hand
-from ..rows import key_of, row_of_ban
+from ..rows import as_json, key_of
 from .main import Answer, asking, note, program, table, time_of, with_author, with_duration, with_reason, with_value
 
 _COLUMNS: Final = ("key", "until", "by", "level", "reason")
@@ -32,7 +32,7 @@ async def list_bans(limiter: Limiter) -> Answer:
     \b
     Example: slidegate bans list
     """
-    rows = [row_of_ban(ban) async for ban in limiter.bans()]
+    rows = as_json([ban async for ban in limiter.bans()])
     if not rows:
         note("there are no bans")
     return rows, table(_COLUMNS, [{**row, "until": end_of(row)} for row in rows])

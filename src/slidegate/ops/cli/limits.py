@@ -8,7 +8,7 @@ import click
 
 from ... import Limiter
 from ...core.errors import closest
-from ..rows import key_of, row_of_change
+from ..rows import as_json, key_of
 from .main import Answer, asking, note, program, table, time_of, with_author, with_duration, with_reason
 
 _COLUMNS: Final = ("name", "limit", "until", "by", "reason")
@@ -31,7 +31,7 @@ async def list_limits(limiter: Limiter) -> Answer:
     \b
     Example: slidegate limits list
     """
-    rows = [row_of_change(override) for override in await limiter.overrides()]
+    rows = as_json(await limiter.overrides())
     if not rows:
         note("every limit is as configured in code")
     return rows, table(_COLUMNS, [{**row, "until": time_of(row["until_at"])} for row in rows])
@@ -56,7 +56,7 @@ async def set_limit(limiter: Limiter, name: str, limit: str, duration: str, reas
     Example: slidegate limits set api 50/minute --for 2h --reason "the database is slow"
     """
     change = await limiter.override(name, limit, duration, reason=reason, by=by)
-    row = row_of_change(change)
+    row = as_json(change)
     times = f"in force from {time_of(row['since_at'])} until {time_of(row['until_at'])}"
     if not change.is_published:
         times += "; no worker has met this limit yet"
@@ -76,7 +76,7 @@ async def switch_off(limiter: Limiter, duration: str, reason: str, by: str) -> A
     \b
     Example: slidegate limits off --for 10m --reason "a wrong rule refuses customers"
     """
-    row = row_of_change(await limiter.override("*", "off", duration, reason=reason, by=by))
+    row = as_json(await limiter.override("*", "off", duration, reason=reason, by=by))
     return [row], [f"off: every request passes until {time_of(row['until_at'])}"]
 
 

@@ -16,7 +16,7 @@ from ... import ConfigurationError, StoreError
 from ...core.logs import Throttle, logger
 from ..explain import answer_of
 from ..published_rules import ban_by_hand, changeable_limits, limit_rows, rule_rows
-from ..rows import as_json, key_of, named, row_of_action, row_of_ban, row_of_change
+from ..rows import as_json, key_of, named
 from ..statistics import Traffic
 from ..traffic import COUNTS
 from .service import WINDOW, Service
@@ -114,24 +114,20 @@ class Api:
     async def read_client(self, key: str) -> dict[str, Any]:
         """Return what `slidegate explain` shows of a client, and the ban that refuses it."""
         client = await self._service.client(key)
-        ban = None
-        if client.ban is not None:
-            ban = row_of_ban(client.ban)
-        return {**answer_of(client.facts), "key": client.key, "ban": ban}
+        return {**answer_of(client.facts), "key": client.key, "ban": as_json(client.ban)}
 
     async def read_bans(self) -> dict[str, Any]:
         """Return the newest 1,000 bans, and how many there are."""
         bans = await self._service.bans()
-        return {"bans": [row_of_ban(ban) for ban in bans.newest], "total": len(bans.all)}
+        return {"bans": as_json(bans.newest), "total": len(bans.all)}
 
     async def read_limits(self) -> dict[str, Any]:
         """Return the limits of this process, and the changes in force; that of ``*`` switches all workers off."""
-        changes = [row_of_change(change) for change in await self._service.overrides()]
-        return {"limits": limit_rows(self._limiter.limits()), "changes": changes}
+        return {"limits": limit_rows(self._limiter.limits()), "changes": as_json(await self._service.overrides())}
 
     async def read_history(self) -> dict[str, Any]:
         """Return the latest 200 bans and changes by hand and by commands, the last one first."""
-        return {"history": [row_of_action(action) for action in await self._service.history()]}
+        return {"history": as_json(await self._service.history())}
 
     async def read_rules(self) -> dict[str, Any]:
         """Return the rules that workers have published, and what other workers enforce in place of them."""
@@ -169,7 +165,7 @@ class Api:
         amount = limit.strip()
         if name in changeable and amount.isdecimal():
             limit = changeable[name].with_amount(amount)
-        return row_of_change(await self._limiter.override(name, limit, duration, reason=reason, by=by))
+        return {**as_json(await self._limiter.override(name, limit, duration, reason=reason, by=by))}
 
     async def restore(self, name: str, *, by: str) -> dict[str, Any]:
         """Give a limit its configured amount again.
