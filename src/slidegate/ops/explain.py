@@ -14,7 +14,7 @@ from .facts import EVERY, OF_VERSION, OF_WORKERS, UNREAD, Fact, FactsOfRules, Ve
 from .kinds import EVERYONE, Subject, is_operator
 from .published_rules import of_workers
 from .recent_events import SUBJECTS, LoggedEvent
-from .rows import as_json, listed, named, row_of_window, seconds, span_of
+from .rows import as_json, listed, named, row_of_window, seconds, span
 from .slices import CLIENTS, KEYS, WORKERS, read_events, read_ranking
 from .traffic import Ranking
 
@@ -159,7 +159,7 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
     idle_us = now_us - min(publication.seen_us or now_us for publication in published)
     if idle_us > IDLE_US:
-        left_out.append(f"what workers have changed since their last request, {span_of(idle_us / 1_000_000)} ago")
+        left_out.append(f"what workers have changed since their last request, {span(idle_us / 1_000_000)} ago")
     refusals = None
     if answers.events is None:
         left_out.insert(0, NO_STATISTICS)

@@ -6,6 +6,7 @@ Names end in their unit: `_at` is Unix time in seconds, `_s` seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from .. import ConfigurationError
@@ -16,6 +17,7 @@ _S: Final = 1_000_000
 _MOMENTS: Final = {"since_us": "since_at", "until_us": "until_at", "at_us": "at"}
 _UNITS: Final = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 """The units of a length of time, with the next smaller one, in seconds."""
+NO_VALUE: Final = "\u2013"
 _LISTED: Final = 5
 """How many names are in one line."""
 
@@ -56,9 +58,14 @@ def seconds(value_us: int | None) -> float | None:
     return value_us / _S
 
 
-def span_of(span_s: float) -> str:
-    """Return a length of time in its two largest units, rounded up: ``22 min 30 s``, ``1.5 s``."""
-    span_us = round(span_s * _S)
+def time_of(unix_s: float) -> str:
+    """Return a Unix time as ``2026-01-31T12:00:00Z``."""
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def span(span_s: float) -> str:
+    """Return a length of time in its two largest units, rounded up: ``22 min 30 s``, ``1.5 s``; of one below 0, 0."""
+    span_us = round(max(span_s, 0) * _S)
     for unit, unit_s, part, part_s in _UNITS:
         parts = -(-span_us // (part_s * _S))
         whole, rest = divmod(parts, unit_s // part_s)
@@ -67,6 +74,15 @@ def span_of(span_s: float) -> str:
         if whole:
             return f"{whole} {unit}"
     return f"{-(-span_us // 100_000) / 10:g} s"
+
+
+def share(part: float, whole: float) -> str:
+    """Return a share in percent."""
+    if not whole:
+        return NO_VALUE
+    if part and part < whole / 10_000:
+        return "< 0.01 %"
+    return f"{100 * part / whole:.3g} %"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from slidegate.ops.cli import run
 from slidegate.ops.cli.main import table
-from slidegate.ops.rows import span_of
+from slidegate.ops.rows import span
 
 from ...redis_servers import needs_redis
 from ...web import frameworks
@@ -88,7 +88,7 @@ UNITS_S = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 
 @given(st.integers(0, 400 * 86_400 * 10**6) | st.integers(0, 60 * 10**6))
 def test_a_span_never_says_less_than_the_exact_wait_and_little_more(span_us: int) -> None:
-    words = span_of(span_us / 1_000_000).split()
+    words = span(span_us / 1_000_000).split()
     said_s = sum(float(number) * UNITS_S[unit] for number, unit in zip(words[::2], words[1::2], strict=True))
     assert span_us <= said_s * 1_000_000 + 1 <= span_us * 1.05 + 100_002
     assert len(words) <= 4

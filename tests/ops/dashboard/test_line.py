@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, client_ip, everyone, header
 from slidegate.ops.dashboard.line import MIN_REFUSALS, Line, Refusals
 from slidegate.ops.dashboard.service import Service
-from slidegate.ops.dashboard.texts import count, share
+from slidegate.ops.dashboard.texts import count
+from slidegate.ops.rows import share
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 

@@ -28,13 +28,13 @@ from starlette.routing import Mount, Route
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.core import Quota, Reason
-from slidegate.ops.dashboard.texts import count, ms, rate, share, span
+from slidegate.ops.dashboard.texts import count, ms, rate
 from slidegate.ops.replay import AccessLogs, AccessRecord, Replay, ReplayedRequest, Simulation, line_parser
 from slidegate.ops.replay import logs as logs_module
 from slidegate.ops.replay.lines import NO_TIME, parse_line
 from slidegate.ops.replay.replay import scope_of
 from slidegate.ops.replay.report import MINUTE_US, QUANTILES, measure, peak, quantile, refused_by
-from slidegate.ops.rows import span_of
+from slidegate.ops.rows import share, span
 from slidegate.testing import FakeClock
 
 from ...asgi import hello, send_scope
@@ -387,7 +387,7 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
 
 
 def test_numbers_lines_and_records_are_as_the_text_says(texts: Callable[..., None], tmp_path: Path) -> None:
-    shown = {function.__name__: function for function in (count, hello, ms, rate, share, span, span_of)}
+    shown = {function.__name__: function for function in (count, hello, ms, rate, share, span)}
     names = {**globals(), **shown, "DIR": tmp_path, "run": asyncio.run}
 
     def answer(line: str) -> str:

@@ -9,8 +9,8 @@ import click
 
 from ... import Limiter
 from ..published_rules import ban_by_hand
-from ..rows import as_json, key_of
-from .main import Answer, asking, note, program, table, time_of, with_author, with_duration, with_reason, with_value
+from ..rows import as_json, key_of, time_of
+from .main import Answer, asking, note, program, table, with_author, with_duration, with_reason, with_value
 
 _COLUMNS: Final = ("key", "until", "by", "level", "reason")
 

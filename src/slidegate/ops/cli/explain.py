@@ -12,9 +12,9 @@ import click
 from ... import Limiter
 from ..explain import NOT_LISTED, Facts, answer_of, facts_of, row_of_fact
 from ..facts import EVERY, Fact, joined
-from ..rows import key_of, span_of
+from ..rows import key_of, span, time_of
 from .bans import compare_secrets
-from .main import UNKNOWN, Answer, NoAnswer, asking, program, table, time_of, with_value
+from .main import UNKNOWN, Answer, NoAnswer, asking, program, table, with_value
 
 REFUSED: Final = 1
 """The exit code if something refuses the key."""
@@ -92,7 +92,7 @@ def _cells(fact: Fact) -> dict[str, Any]:
     cells = {**dict.fromkeys(_COLUMNS), **row_of_fact(fact)}
     cells["left"] = cells.get("remaining")
     if cells.get("more_after_s"):
-        cells["more in"] = span_of(cells["more_after_s"])
+        cells["more in"] = span(cells["more_after_s"])
     return cells
 
 

@@ -8,8 +8,8 @@ import click
 
 from ... import Limiter
 from ...core.errors import closest
-from ..rows import as_json, key_of
-from .main import Answer, asking, note, program, table, time_of, with_author, with_duration, with_reason
+from ..rows import as_json, key_of, time_of
+from .main import Answer, asking, note, program, table, with_author, with_duration, with_reason
 
 _COLUMNS: Final = ("name", "limit", "until", "by", "reason")
 

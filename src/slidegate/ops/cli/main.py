@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import wraps
 from getpass import getuser
 from os import PathLike
@@ -131,11 +130,6 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     return escaped(str(value), MAX_CELL)
-
-
-def time_of(unix_s: float) -> str:
-    """Return a Unix time as ``2026-01-31T12:00:00Z``."""
-    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%M:%S}Z"
 
 
 def one_line(error: BaseException) -> str:

@@ -16,9 +16,9 @@ from ...web.routes import mounted_routes
 from ..replay import AccessLogs, LoadProfile, Replay, Simulation, measure
 from ..replay.lines import NO_TIME
 from ..replay.report import QUANTILES
-from ..rows import listed, span_of
+from ..rows import listed, share, span, time_of
 from .check import applications_in, imported
-from .main import middleware_of, note, program, show, table, time_of, with_json
+from .main import middleware_of, note, program, show, table, with_json
 
 MANY_REQUESTS: Final = 100
 """From this number of requests, a single client is probably a proxy."""
@@ -126,7 +126,7 @@ def suggest(log: tuple[str, ...], regex: str | None, as_json: bool) -> None:
 def _suggested_text(value: dict[str, Any]) -> Iterator[str]:
     requests = value["requests"]
     clients = value["clients"]
-    yield f"{requests:,} requests of {clients:,} clients in {span_of(value['span_s'])}"
+    yield f"{requests:,} requests of {clients:,} clients in {span(value['span_s'])}"
     yield from ("", "Busiest minute of each client", *table((*QUANTILES, "most"), [value]))
     rows = []
     for tried in value["would_refuse"]:
@@ -136,13 +136,8 @@ def _suggested_text(value: dict[str, Any]) -> Iterator[str]:
 
 
 def _part(part: int, whole: int) -> str:
-    """Return a number with its share in percent, in two digits."""
-    percent = 100 * part / whole
-    if percent >= 99.5:  # in two digits it would be 1e+02
-        return f"{part:,} (100 %)"
-    if 0 < percent < 0.01:
-        return f"{part:,} (< 0.01 %)"
-    return f"{part:,} ({percent:.2g} %)"
+    """Return a number with its share in percent."""
+    return f"{part:,} ({share(part, whole)})"
 
 
 # -- what both commands read -------------------------------------------------------------------------------------------

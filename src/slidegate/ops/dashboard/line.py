@@ -20,8 +20,9 @@ from ...core.addresses import network_of
 from ...core.bans.policy import PRIVATE
 from ...limiter import Publication
 from ..kinds import EVERYONE
+from ..rows import NO_VALUE, share
 from ..statistics import ClientTraffic
-from .texts import NO_VALUE, count, share
+from .texts import count
 
 MIN_REFUSALS: Final = 20
 """From so many refusals on, one client is named: fewer may be an accident."""

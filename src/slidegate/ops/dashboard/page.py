@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from ... import ConfigurationError, StoreError, __version__
 from ...core import compiled
 from ..published_rules import check_key, where_banned
-from ..rows import key_of
+from ..rows import key_of, share, span
 from ..tasks import together
 from . import texts
 from .api import Api, problem_of
@@ -36,14 +36,14 @@ _FILTERS: Final = (
     texts.count,
     texts.digits,
     texts.ms,
-    texts.span,
+    span,
     texts.moment,
     texts.plain,
     texts.timed,
 )
 _GLOBALS: Final[dict[str, Any]] = {
     "rate": texts.rate,
-    "share": texts.share,
+    "share": share,
     "grouped": texts.grouped,
     "titles": TITLES,
     "windows": WINDOWS,

@@ -22,13 +22,12 @@ from ...core import Ban
 from ...core.errors import quoted
 from ...limiter import Action, Override, Publication, keys_refusing
 from ..explain import MOST_CLIENTS, MOST_EVENTS, Answers, Facts, facts_in
-from ..rows import key_of
+from ..rows import key_of, span
 from ..slices import CLIENTS, KEYS, read_events, read_ranking, read_stats, steps_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..tasks import together
 from .counts import Counts
 from .line import MEANWHILE, ClientRow, Line, Refusals, caution_of, kinds_of, line_of, refusals_of, row_of
-from .texts import span
 
 WINDOW: Final = "5m"
 WINDOWS: Final = (WINDOW, "1h", "6h", "24h")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Final
 
 from markupsafe import Markup, escape
 
 from ...core.logs import escaped
-from ..rows import span_of
+from ..rows import NO_VALUE, time_of
 from ..statistics import LoggedEvent
 
-NO_VALUE: Final = "\u2013"
 _FOLDED: Final = ("store_late", "banned", "shadow_banned", "unbanned")
 _UTC: Final = re.compile("([0-9]{4}-[01][0-9]-[0-3][0-9])T([0-2][0-9]:[0-5][0-9]:[0-5][0-9])Z")
 
@@ -44,15 +42,6 @@ def digits(value: float) -> str:
     return f"{value:.3g}"
 
 
-def share(part: float, whole: float) -> str:
-    """Return a share in percent."""
-    if not whole:
-        return NO_VALUE
-    if part and part < whole / 10_000:
-        return "< 0.01 %"
-    return f"{100 * part / whole:.3g} %"
-
-
 def ms(value_us: float | None) -> str:
     """Return microseconds as milliseconds or seconds."""
     if value_us is None:
@@ -62,15 +51,9 @@ def ms(value_us: float | None) -> str:
     return f"{digits(value_us / 1_000)} ms"
 
 
-def span(seconds: float) -> str:
-    """Return a length of time in its two largest units."""
-    return span_of(max(seconds, 0))
-
-
 def moment(unix_us: int) -> Markup:
     """Return a time in UTC; the page's script shows it in the reader's time zone."""
-    when = datetime.fromtimestamp(unix_us / 1_000_000, UTC)
-    return Markup(f'<time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">{when:%Y-%m-%d %H:%M:%S}</time>')
+    return timed(time_of(unix_us / 1_000_000))
 
 
 def timed(text: object) -> Markup:
