@@ -127,20 +127,28 @@ def test_a_start_waits_until_what_is_kept_is_read(machine: Machine) -> None:
         machine.restart("3")
 
 
-def test_a_row_that_changes_while_it_is_copied_is_copied_again(machine: Machine) -> None:
-    plan = [(Bucket("plan", [Quota("5/month")]), "user:ann", 1)]
-    store, write, more = machine.store(), Kept._write, [plan] * 3
+def test_a_command_waits_for_what_has_changed_before_it_and_the_rest_is_copied_later(machine: Machine) -> None:
+    store, write, writes = machine.store(), Kept._write, list[list[bytes]]()
+    machine.patch.setattr(kept, "MOST", 1)
 
-    def write_and_hit(self: Kept, changes: Any) -> None:
+    def write_while_others_change(self: Kept, changes: Any) -> None:
         write(self, changes)
-        while more:
-            store.hit(more.pop())
+        writes.append([change.name for change in changes])
+        assert len(writes) < 20, "it would never end"
+        store.hit([(PLAN, "user:ann", 1)])
+        if len(writes) == 2:
+            store._batcher.run(lambda transaction: transaction.windows.reset_all())
+            store.hit([(PLAN, "user:zoe", 1)])
 
-    machine.patch.setattr(Kept, "_write", write_and_hit)
-    store.hit(plan)
+    machine.patch.setattr(Kept, "_write", write_while_others_change)
+    store.hit([(PLAN, "user:ann", 1), (PLAN, "user:zoe", 1)])
     ban(store, "user:eve")
-    os.unlink(machine.path / machine.files[0])  # without what closing the store would copy
-    assert machine.restart("2").hit(plan).remaining == 0
+    assert [len(names) for names in writes] == [1] * len(writes)
+    left = [store.peek([(PLAN, key, 1)]).remaining for key in ("user:ann", "user:zoe")]
+    machine.patch.setattr(Kept, "_write", write)
+    store = machine.restart("2")
+    assert [store.peek([(PLAN, key, 1)]).remaining for key in ("user:ann", "user:zoe")] == left
+    assert banned(store) == ["user:eve"]
 
 
 def test_damage_in_the_file_that_is_kept_kills_nobody_and_is_reported(machine: Machine, rng: random.Random) -> None:
@@ -631,7 +639,7 @@ def test_a_thread_copies_once_a_second(machine: Machine) -> None:
         while more:
             store.bans.strike(POLICY, more.pop(), 1, "why")
 
-    machine.patch.setattr(kept, "in_background", background.append)
+    machine.patch.setattr(kept, "in_background", lambda work: background.append(work) or "its end")
     machine.patch.setattr(Kept, "keep", keep_while_more_changes)
     store.hit(CHECKS)
     assert background == []
@@ -646,6 +654,19 @@ def test_a_thread_copies_once_a_second(machine: Machine) -> None:
         store.hit(CHECKS)
         assert background == [], "nothing is new"
         machine.wall.advance("2h")
+
+
+def test_where_no_thread_can_be_started_the_next_change_tries_again(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.patch.setattr(kept, "KEEP_EVERY_S", 0.01)
+    store = machine.store()
+    with machine.patch.context() as patched:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        store.hit(((PLAN, "ann", 1),))
+    assert "no thread can be started to copy, open or close files" in caplog.text
+    store.hit(((PLAN, "ann", 1),))
+    until(lambda: not unkept(store), "it is copied")
 
 
 def test_while_the_disk_hangs_one_thread_copies_and_what_it_does_not_know_is_told(

@@ -54,7 +54,7 @@ from .gate import Gate, identity_of, is_file_at
 from .kept import Kept, Tell
 from .rows import BANS, BETWEEN, DAMAGE, LEVELS, NAMES, NO_LIFE, WINDOWS, Databases, LmdbBanRows, TransactionRows
 
-LAYOUT: Final = 24
+LAYOUT: Final = 25
 """The version of the file. It increases whenever the bytes or the meaning of any row change."""
 NEW_MAP_SIZE: Final = 2**28
 LEAD: Final = 4 * 2**20

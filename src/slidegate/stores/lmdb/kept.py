@@ -1,8 +1,9 @@
 """What survives a restart of the machine: bans, levels and quotas, in `kept.mdb`, a second LMDB file, which is synced.
 
 A transaction that changes such a row leaves its name in `unkept`, a database beside it, so nothing is forgotten where a
-process is killed. A copy takes the rows that are named there, as they are by then, writes them into `kept.mdb`, and
-deletes the names unless the rows have changed again. The gate is free while the disk is at work::
+process is killed. A copy goes once through the rows that are named there, in order: it takes some as they are by then,
+writes them into `kept.mdb`, and deletes their names unless the rows have changed again, which the next copy takes. The
+gate is free while the disk is at work::
 
     file of counts    change + name ...... take ................... forget
                                              \\                     /
@@ -38,12 +39,12 @@ from lmdb.verify import VerifyError, verify
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
-from ...core.logs import Throttle, net
+from ...core.logs import Throttle, log_failure, net
 from ...core.ring import read_head
 from ...core.store import COMMAND_DEADLINE_S
 from ...core.stored import json_of, readable
 from .gate import COPY_LOCK, is_file_at, pause, try_flock
-from .rows import ALL_WINDOWS, BANS, DAMAGE, HEAD, LEVELS, NO_LIFE, WINDOWS, Databases
+from .rows import ALL_WINDOWS, BANS, DAMAGE, HEAD, LEVELS, NO_LIFE, WINDOWS, Databases, rows_from
 
 KEPT: Final = "kept.mdb"
 VERSION: Final = b"1"
@@ -53,7 +54,6 @@ COPY_POLL_S: Final = 0.005
 MOST: Final = 500
 """The most rows that are taken in one transaction, which others wait for."""
 
-_ROUND: Final = b"round"  # the key of its number
 _KINDS: Final = {b"b": BANS, b"l": LEVELS, b"w": WINDOWS}
 """The databases that survive, by the first letter of a name, which the row follows."""
 _MOST_GROWTH: Final = 2**28
@@ -61,10 +61,10 @@ _MOST_GROWTH: Final = 2**28
 
 
 class Change(NamedTuple):
-    """A row that has changed: its name, the round in which it has, and its value; empty if it is deleted."""
+    """A row that has changed: its name, the transaction that changed it last, and its value; empty if it is deleted."""
 
     name: bytes
-    when: bytes
+    by: bytes
     stored: bytes
 
 
@@ -74,11 +74,9 @@ Tell: TypeAlias = Callable[[Event], object]
 
 
 def note(txn: Any, dbs: Databases, names: Iterable[bytes]) -> None:
-    """Leave the names of rows that have changed, with the number of the round that the next copy ends."""
-    current = txn.get(_ROUND, b"0", dbs.meta)
+    """Leave the names of rows that have changed, with the number of the transaction."""
     for name in names:
-        if txn.get(name, b"", dbs.unkept) != current:
-            txn.put(name, current, db=dbs.unkept)
+        txn.put(name, b"%d" % txn.id(), db=dbs.unkept)
 
 
 def note_all(txn: Any, dbs: Databases) -> None:
@@ -89,18 +87,20 @@ def note_all(txn: Any, dbs: Databases) -> None:
 
 
 def exchange(copied: Iterable[Change], txn: Any, dbs: Databases) -> list[Change]:
-    """Forget the names of rows that were copied, unless they have changed since, and take the next ones."""
-    for name, when, _ in copied:
-        if txn.get(name, b"", dbs.unkept) == when:
+    """Forget the names of rows that were copied, unless they have changed since, and take those behind them."""
+    first = b""
+    for name, by, _ in copied:
+        first = name + b"\0"  # the smallest name that is larger
+        if txn.get(name, b"", dbs.unkept) == by:
             txn.delete(name, b"", dbs.unkept)
+    if txn.get(ALL_WINDOWS, None, dbs.unkept) is not None:
+        first = ALL_WINDOWS  # it is copied before any window that has changed after it
     taken = []
-    for name, when in islice(txn.cursor(dbs.unkept), MOST):
+    for name, by in islice(rows_from(txn.cursor(dbs.unkept), first), MOST):
         stored = b""
         if name != ALL_WINDOWS:
             stored = txn.get(name[1:], b"", getattr(dbs, _KINDS[name[:1]]))
-        taken.append(Change(name, when, stored))
-    if taken:
-        txn.put(_ROUND, b"%d" % txn.id(), db=dbs.meta)
+        taken.append(Change(name, by, stored))
     return taken
 
 
@@ -135,7 +135,8 @@ class Kept:
         self._is_due = True
         if not self._has_copier:
             self._has_copier = True
-            in_background(self._copy_while_due)
+            if in_background(self._copy_while_due) is None:
+                self._has_copier = False  # the next change, or the next sweep, tries it again
 
     def _copy_while_due(self) -> None:
         while self._is_due:
@@ -159,7 +160,7 @@ class Kept:
                 self.tell(Event("map_full", str(error)))
 
     def keep(self, deadline_s: float) -> None:
-        """Copy what is not kept yet, and return when it is on the disk.
+        """Copy what is not kept yet, and return when it is on the disk; what changes meanwhile may be left.
 
         Raises:
             ConfigurationError: A later version has written the file.
@@ -363,7 +364,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def in_background(work: Callable[[], object]) -> Future[None] | None:
-    """Run something in a daemon thread; return its end, or None if the process is ending and starts no thread."""
+    """Run something in a daemon thread; return its end, or None if no thread can be started."""
     end: Future[None] = Future()
     end.set_running_or_notify_cancel()
 
@@ -376,6 +377,7 @@ def in_background(work: Callable[[], object]) -> Future[None] | None:
 
     try:
         threading.Thread(target=run, name="slidegate-lmdb", daemon=True).start()
-    except RuntimeError:
+    except RuntimeError as error:  # there are too many, or the process is ending
+        log_failure("lmdb: no thread can be started to copy, open or close files", error, time.monotonic())
         return None
     return end
