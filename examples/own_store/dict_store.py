@@ -138,7 +138,8 @@ class DictStore(Store):
         """Return how many permits are taken; without this method, rules could not limit concurrency."""
         with self._lock:
             held = [name for name, limit in self._limits.items() if isinstance(limit, Concurrency)]
-            return sum(self._limits[name].counter_by(self._unix_us).state(self._windows[name], 0)[0] for name in held)
+            counted = [self._limits[name].counter_by(self._unix_us).spend(self._windows[name], 0, 0) for name in held]
+            return sum(state[0] for _, state in counted)
 
     def close(self) -> None:
         """Close the store and its bans."""

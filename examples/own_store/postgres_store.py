@@ -348,7 +348,7 @@ class BanTable:
         rows = self.rows(f"{READ} {NAMED}", *name)
         value, _ = counter.charge(rows[0][3] if rows else b"", self.now_us, weight)
         self.rows(WRITE, *name, value, limit.expires_us(value), None)
-        return counter.state(value, self.now_us)[0]
+        return counter.spend(value, self.now_us, 0)[1][0]
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         if bucket is None:

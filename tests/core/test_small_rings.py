@@ -57,10 +57,11 @@ def test_a_small_ring_does_as_its_model_whatever_the_clock_does(small: Small) ->
         model, window, admitted = Model(small), b"", []
         before_us, before = -1, 0
         for now_us, cost in program:
-            settled = ring.settle(window, now_us)
-            window, (spent, _, _, wait_us) = ring.spend(window, now_us, cost)
+            settled, _ = ring.spend(window, now_us, 0)
+            window, (spent, _, mark, wait_us) = ring.spend(window, now_us, cost)
             is_admitted, units = model.hit(now_us, cost)
-            assert ring.undo(window, cost * is_admitted) == settled, program
+            undone = ring.remove(window, now_us, mark, cost * is_admitted)
+            assert (window if undone is None else undone) == settled, program
             assert (wait_us == 0, spent) == (is_admitted, units), program
             assert now_us >= before_us or spent == before + cost * is_admitted, program  # nothing came back
             assert (wait_us == NEVER) == (cost > AMOUNT), program

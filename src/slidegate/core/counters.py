@@ -31,8 +31,6 @@ ALONE: Final = bytes(8)
 _NOBODY: Final = b""
 """No worker: all entries are those of others."""
 NO_END: Final = 2**63 - 1
-_ANY_PERIOD: Final = Ring(1, 1, 1, 0)
-"""Reads the units of any period: the span of their rings is 0, so units leave at their moment."""
 
 
 class Amount(Protocol):
@@ -73,9 +71,6 @@ class QuotaCounter:
             leaves_us += now_us - unix_us
         return window, (spent, leaves_us, moment_us, wait_us)
 
-    def undo(self, window: bytes, cost: int) -> bytes:
-        return _ANY_PERIOD.undo(window, cost)
-
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
         """See `Ring.charge`; a debt lasts until the period ends."""
         unix_us = self._unix_us()
@@ -84,12 +79,6 @@ class QuotaCounter:
     def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
         unix_us = self._unix_us()
         return self._ring(unix_us).remove(window, unix_us, mark, units)
-
-    def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
-        spent, leaves_us, moment_us, _ = _ANY_PERIOD.state(window, now_us)
-        if spent:
-            leaves_us += now_us - self._unix_us()
-        return spent, leaves_us, moment_us, wait_us
 
     def _ring(self, unix_us: int) -> Ring:
         """Return the ring of the period that contains a Unix time."""
@@ -127,27 +116,19 @@ class PermitCounter:
             return in_force, (spent, 0, 0, wait_us)
         return other_entries + self._entry(own_units + cost), (spent + cost, 0, 0, 0)
 
-    def undo(self, window: bytes, cost: int) -> bytes:
-        other_entries, _, own_units = apart(window, self._worker)
-        return other_entries + self._entry(own_units - cost)
-
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
         other_entries, spent, own_units = apart(window, self._worker, now_us)
         charged = min(units, MAX_UNITS - spent)
         return other_entries + self._entry(own_units + charged), charged
 
     def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
-        """See `Ring.remove`; only the number of permits matters."""
+        """See `Ring.remove`; permits need no mark, because all are alike."""
         other_entries, _, own_units = apart(window, self._worker, now_us)
-        removed = min(units, own_units)
-        if not removed:
+        if not own_units:
             return None
-        return other_entries + self._entry(own_units - removed)
-
-    def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
-        """See `Ring.state`; times and mark are 0, because permits have no times and need no mark: all are alike."""
-        _, spent, _ = apart(window, self._worker, now_us)
-        return spent, 0, 0, wait_us
+        if own_units <= units:
+            return other_entries
+        return other_entries + self._entry(own_units - units)
 
     def _entry(self, units: int) -> bytes:
         """Return the entry of this worker."""

@@ -71,9 +71,12 @@ def refuse(
 def _undo(refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> None:
     """Undo what a refused question has charged to the windows that have room for it, and note their states."""
     for at, (counter, cost, windows, key, _) in enumerate(refs):
-        if not states[at][3]:
-            windows[key] = window = counter.undo(windows[key], cost)
-            states[at] = counter.state(window, now_us)
+        _, _, mark, wait_us = states[at]
+        if not wait_us:
+            window = counter.remove(windows[key], now_us, mark, cost)
+            if window is not None:  # None if the cost is 0
+                windows[key] = window
+            _, states[at] = counter.spend(windows[key], now_us, 0)
 
 
 def _charge_refusal(refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:
@@ -83,7 +86,9 @@ def _charge_refusal(refs: Sequence[WindowRef], now_us: int) -> list[WindowState]
         if is_charged:
             windows[key], _ = counter.charge(windows[key], now_us, cost)
         _, state = counter.spend(windows[key], now_us, cost)
-        states.append(counter.state(windows[key], now_us, state[3]))
+        if not state[3]:  # it would have room
+            _, state = counter.spend(windows[key], now_us, 0)
+        states.append(state)
     return states
 
 
@@ -93,7 +98,8 @@ def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) 
     units: list[int] = []
     for counter, cost, windows, key, _ in refs:
         windows[key], charged = counter.charge(windows[key], now_us, cost)
-        states.append(counter.state(windows[key], now_us))
+        _, (spent, leaves_us, mark, _) = counter.spend(windows[key], now_us, 0)
+        states.append((spent, leaves_us, mark, 0))
         units.append(charged)
     marks = [mark for _, _, mark, _ in states]
     return Decision(True, OK, now_us, checks, states, reserved(checks, marks, units))
@@ -121,7 +127,7 @@ def release_permits(decision: Decision, refs: Sequence[WindowRef]) -> None:
     readings = list(decision.readings)
     for at, (counter, cost, windows, key, _) in enumerate(refs):
         if isinstance(counter, PermitCounter):
-            windows[key] = counter.undo(windows[key], cost)
+            windows[key] = counter.remove(windows[key], decision.now_us, 0, cost) or b""
             readings[at] = readings[at][0] - cost, 0, 0, 0
     decision.readings = readings
     decision.released = True

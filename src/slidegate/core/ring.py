@@ -25,7 +25,7 @@ entries, 12 bytes      those before the newest, oldest first: moment (int64), un
 
 An empty ring is ``b""``. A refund takes what is still there under the moment of its charge, at most its units. Methods
 that change a ring return new bytes. A caller that charges several limits takes back what the others have spent if one
-of them has no room, see `Ring.undo`.
+of them has no room, see `Ring.remove`.
 
 If a clock steps back, moments in the future are moved to the current time. No units are lost, and a key is refused no
 longer than a window and a slice, however large the step.
@@ -67,7 +67,6 @@ read_head: Final[Callable[[bytes], Head]] = _HEAD.unpack_from
 pack_head: Final[Callable[[int, int, int, int], bytes]] = _HEAD.pack
 pack_counts: Final[Callable[[int, int], bytes]] = _COUNTS.pack
 pack_entry: Final[Callable[[int, int], bytes]] = _ENTRY.pack
-read_entry: Final[Callable[[bytes], tuple[int, int]]] = _ENTRY.unpack
 read_entries: Final[Callable[[bytes], Iterator[tuple[int, int]]]] = _ENTRY.iter_unpack
 
 _EMPTY_HEAD: Final[Head] = (0, 0, -1, 2**61)
@@ -142,22 +141,6 @@ class Ring:
         older = window[HEAD_BYTES:] + pack_entry(newest_us, units)
         return pack_head(total, cost, moment_us, oldest_us) + older, (total, leaves_us, moment_us, 0)
 
-    def undo(self, window: bytes, cost: int) -> bytes:
-        """Return a ring without the units that the last `spend` has added to it; nothing else has changed it since.
-
-        The result is the ring that was spent from, settled.
-        """
-        if not cost:
-            return window
-        spent, units, _, oldest_us = read_head(window)
-        if units > cost:
-            return pack_counts(spent - cost, units - cost) + window[COUNT_BYTES:]
-        older = window[HEAD_BYTES:]
-        if not older:
-            return b""
-        newest_us, units = read_entry(older[-ENTRY_BYTES:])
-        return pack_head(spent - cost, units, newest_us, oldest_us) + older[:-ENTRY_BYTES]
-
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
         """Spend units regardless of the limit, as many as a ring can count; return the ring and their number."""
         amount, step_us, span_us = self.terms
@@ -171,33 +154,30 @@ class Ring:
         return window, charged
 
     def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
-        """Refund units that were spent, as many of them as are still there.
+        """Take back units that were spent, as many of them as are still there.
 
         Args:
             now_us: The store's time, in microseconds.
             mark: The moment of their entry, which is the mark of the state after they were spent.
 
         Returns:
-            The ring without them; None if none of them is there.
+            The ring without them; None if none of them is there. Right after `spend`, it is the ring before, settled.
         """
-        pairs = list(entries(self.settle(window, now_us)))
-        for index, (at_us, left) in enumerate(pairs):
-            if at_us == mark and units > 0:
-                pairs[index] = at_us, max(left - units, 0)
-                return _ring_of([entry for entry in pairs if entry[1]])
-        return None
-
-    def settle(self, window: bytes, now_us: int) -> bytes:
-        """Return a ring without the units that have left, and with moments in the future moved to now."""
         _, step_us, span_us = self.terms
-        return _settled(window, now_us, step_us, span_us)
-
-    def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
-        """Return the state of a settled ring, with the given wait."""
-        if not window:
-            return 0, 0, 0, wait_us
-        spent, _, newest_us, oldest_us = _head_of(window)
-        return spent, oldest_us + self.terms[2], newest_us, wait_us
+        window = _settled(window, now_us, step_us, span_us)
+        spent, newest_units, newest_us, oldest_us = _head_of(window)
+        # Mostly these are the newest units, which are taken back without a look at the other entries.
+        if mark == newest_us and 0 < units < newest_units:
+            return pack_counts(spent - units, newest_units - units) + window[COUNT_BYTES:]
+        older = window[HEAD_BYTES:]
+        if mark == newest_us and units > 0 and older:
+            last_us, last_units = _ENTRY.unpack(older[-ENTRY_BYTES:])
+            return pack_head(spent - newest_units, last_units, last_us, oldest_us) + older[:-ENTRY_BYTES]
+        units_at = dict(entries(window))
+        if units <= 0 or mark not in units_at:
+            return None
+        units_at[mark] = max(units_at[mark] - units, 0)
+        return _ring_of(units_at)
 
 
 def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
@@ -205,12 +185,13 @@ def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
     steps_back = newest_us - now_us >= step_us
     if now_us < oldest_us + span_us and not steps_back:
         return window
-    current = [(at_us, units) for at_us, units in entries(window) if now_us < at_us + span_us]
-    if steps_back and current:
-        latest_us = now_us - now_us % step_us + step_us - 1
-        moved = sum(units for at_us, units in current if at_us >= latest_us)
-        current = [(at_us, units) for at_us, units in current if at_us < latest_us] + [(latest_us, moved)]
-    return _ring_of(current)
+    latest_us = now_us - now_us % step_us + step_us - 1
+    units_at: dict[int, int] = {}
+    for at_us, units in entries(window):
+        if now_us < at_us + span_us:
+            moment_us = min(at_us, latest_us)
+            units_at[moment_us] = units_at.get(moment_us, 0) + units
+    return _ring_of(units_at)
 
 
 def _moment_of_room(window: bytes, excess: int, newest_us: int) -> int:
@@ -243,12 +224,13 @@ def _head_of(window: bytes) -> Head:
     return read_head(window) if window else _EMPTY_HEAD
 
 
-def _ring_of(pairs: list[tuple[int, int]]) -> bytes:
-    """Return a ring with the given entries."""
+def _ring_of(units_at: dict[int, int]) -> bytes:
+    """Return a ring with the given units by their moments, in order; moments without units are left out."""
+    pairs = [entry for entry in units_at.items() if entry[1]]
     if not pairs:
         return b""
     newest_us, units = pairs[-1]
-    head = pack_head(sum(units for _, units in pairs), units, newest_us, pairs[0][0])
+    head = pack_head(sum(units_at.values()), units, newest_us, pairs[0][0])
     return head + b"".join([pack_entry(*entry) for entry in pairs[:-1]])
 
 
@@ -260,4 +242,4 @@ def _merge_oldest(window: bytes) -> bytes:
     units, and no decision.
     """
     (_, first), (moment_us, second), *newer = entries(window)
-    return _ring_of([(moment_us, first + second), *newer])
+    return _ring_of({moment_us: first + second, **dict(newer)})

@@ -72,7 +72,7 @@ async def used(store: RedisStore, limits: str = MINUTES, key: str = "ann") -> in
     """Return the units that Redis counts."""
     _, now_us, (window,) = await store.inspect([(usual(limits), key, 0)])
     (limit,) = usual(limits).limits
-    return limit.counter.state(limit.counter.settle(window, now_us), now_us)[0]
+    return limit.counter.spend(window, now_us, 0)[1][0]
 
 
 @asynccontextmanager
@@ -499,8 +499,8 @@ async def test_random_programs_of_three_workers_keep_the_bound(server: RedisServ
             marks = [mark for _, mark in spent]
             marks += [lease.decision.readings[0][2] for lease in leases for _ in lease.units]
             snapshot = await store.inspect([(limited, "ann", 0)])
-            window = limit.counter.settle(snapshot.windows[0], now_us)
-            assert limit.counter.state(window, now_us)[0] == sum(now_us < mark + limit.span_us for mark in marks)
+            _, state = limit.counter.spend(snapshot.windows[0], now_us, 0)
+            assert state[0] == sum(now_us < mark + limit.span_us for mark in marks)
         times = sorted(at for at, _ in spent)
         for at in times:
             assert bisect_left(times, at + limit.window_us) - bisect_left(times, at) <= limit.amount

@@ -228,7 +228,7 @@ class WindowRows:
         self._txn.put(row, HEAD.pack(limit.life_us) + window, db=self._dbs.strikes)
         if not stored:
             self._rows.recheck_at(self._dbs.ends, self._now_us + limit.check_us, row, STRIKES)
-        return counter.state(window, self._now_us)[0]
+        return counter.spend(window, self._now_us, 0)[1][0]
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         digest = b""

@@ -308,7 +308,7 @@ class MemoryStore(Store):
                 return None
             now_us = self._now_us()
             windows[key], _ = counter.charge(windows[key], now_us, weight)
-            return counter.state(windows[key], now_us)[0]
+            return counter.spend(windows[key], now_us, 0)[1][0]
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
@@ -324,7 +324,7 @@ class MemoryStore(Store):
                 if not table.counts_strikes:
                     continue
                 counter = table.limit.counter_by(self.unix_us)
-                in_force, _ = counter.charge(table.remove(key), now_us, 0)
+                in_force, _ = counter.spend(table.remove(key), now_us, 0)
                 had_strikes |= in_force != b""
         return had_strikes
 
