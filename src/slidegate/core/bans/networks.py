@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from ..addresses import BITS
 from ..errors import ConfigurationError
@@ -12,11 +12,15 @@ from .ban import Ban, BanSubject
 MAX_NETWORKS: Final = 1_000
 """The most banned networks; longer lists belong in a blocklist, which has a faster lookup."""
 
+_Tables: TypeAlias = dict[int, dict[int, dict[bytes, Ban]]]
+"""Bans by version, by the number of low bits to drop from an address, and by the remaining bits. These are packed,
+because clients could choose integers with equal hashes (they are modulo 2**61 - 1)."""
+
 
 class BannedNetworks:
     """Bans of networks by version and prefix length: a lookup searches one table for each prefix length in use.
 
-    Immutable: a change creates a new object, so readers need no lock.
+    Immutable: a change creates a new object, so readers need no lock. Tables are made by the first lookup.
 
     Args:
         bans: The bans; those that refuse only their own key are ignored.
@@ -25,12 +29,8 @@ class BannedNetworks:
     __slots__ = ("_tables", "bans")
 
     def __init__(self, bans: Iterable[Ban] = ()) -> None:
-        self.bans: dict[str, Ban] = {}
-        # By version: the number of low bits to drop from an address, and the bans by the remaining bits. The bits are
-        # packed into bytes, because clients could choose integers with equal hashes (they are modulo 2**61 - 1).
-        self._tables: dict[int, dict[int, dict[bytes, Ban]]] = {4: {}, 6: {}}
-        for ban in bans:
-            self._add(ban)
+        self.bans = {ban.key: ban for ban in bans if ban.network() is not None}
+        self._tables: _Tables | None = None
 
     def of(self, subject: BanSubject) -> list[Ban]:
         """Return the bans of the networks that contain an address, or that are a key, including expired ones."""
@@ -39,6 +39,8 @@ class BannedNetworks:
                 return []
             return [self.bans[subject]]
         version, value = subject
+        if self._tables is None:
+            self._tables = self._indexed()
         bans: list[Ban] = []
         for shift, table in self._tables[version].items():
             bits = (value >> shift).to_bytes(16, "big")
@@ -47,7 +49,7 @@ class BannedNetworks:
         return bans
 
     def with_ban(self, ban: Ban, now_us: int) -> BannedNetworks:
-        """Return a copy with a ban added or replaced, without the bans that have expired when it begins.
+        """Return a copy with the ban of a network added or replaced, without those that have expired when it begins.
 
         The caller deletes those from its store, too, so that all processes decide alike if the clock is set back.
 
@@ -62,7 +64,7 @@ class BannedNetworks:
         # As `Ban.is_over` says, without a call for each of a thousand.
         ended = [key for key, ban in self.bans.items() if ban.until_us is not None and ban.until_us <= begins_us]
         changed = self.without(*ended)
-        changed._add(ban)
+        changed.bans[ban.key] = ban
         if len(changed.bans) > MAX_NETWORKS:
             raise too_many_networks(ban.key)
         return changed
@@ -71,29 +73,18 @@ class BannedNetworks:
         """Return a copy without the bans of some keys."""
         copy = BannedNetworks()
         copy.bans = self.bans.copy()
-        for version, tables in self._tables.items():
-            copy._tables[version] = {shift: table.copy() for shift, table in tables.items()}
-        for key in copy.bans.keys() & keys:
-            copy._remove(key)
+        for key in keys:
+            copy.bans.pop(key, None)
         return copy
 
-    def _add(self, ban: Ban) -> None:
-        place = ban.network()
-        if place is None:
-            return
-        version, prefix, bits = place
-        table = self._tables[version].setdefault(BITS[version] - prefix, {})
-        table[bits] = ban
-        self.bans[ban.key] = ban
-
-    def _remove(self, key: str) -> None:
-        place = self.bans.pop(key).network()
-        assert place is not None, "others are not added"
-        version, prefix, bits = place
-        tables, shift = self._tables[version], BITS[version] - prefix
-        del tables[shift][bits]
-        if not tables[shift]:
-            del tables[shift]  # else each lookup would search it
+    def _indexed(self) -> _Tables:
+        tables: _Tables = {4: {}, 6: {}}
+        for ban in self.bans.values():
+            place = ban.network()
+            if place is not None:  # always
+                version, prefix, bits = place
+                tables[version].setdefault(BITS[version] - prefix, {})[bits] = ban
+        return tables
 
 
 def too_many_networks(key: str) -> ConfigurationError:
