@@ -81,7 +81,7 @@ def parts(one: object, names: str) -> str:
 def bannable(keys: str, *protected: str, **options: Any) -> str:
     """Return which of some keys a policy may ban by itself."""
     networks = Networks([*protected])
-    return " ".join(key for key in keys.split() if may_ban(BanPolicy(**options), key, networks)) or "none"
+    return " ".join(key for key in keys.split() if may_ban(BanPolicy(**options), key, [networks])) or "none"
 
 
 A_DAY = Quota("5/day").counter_by(lambda: 1_735_686_000_000_000)

@@ -66,9 +66,9 @@ class Signals:
         self._limiter = limiter
         self._engine = limiter.engine
         self._address = address
-        self._protected = [allowlist]
-        if address.trusted:
-            self._protected.append(address.networks)
+        self._protected = [address.networks]
+        if allowlist is not None:
+            self._protected.append(allowlist)
         self.ban_policies: dict[str, BanPolicy] = {}
         self.by_status: defaultdict[int, list[Signal]] = defaultdict(list)
         self.by_refusal: list[Signal] = []
@@ -166,10 +166,9 @@ class Signals:
         if protected == UNKNOWN_PEER:
             return None
         spelled, _ = self._engine.keys.normalize(key)
-        for networks in self._protected:
-            if not (may_ban(policy, protected, networks) and may_ban(policy, spelled, networks)):
-                return None
-        return spelled
+        if may_ban(policy, protected, self._protected) and may_ban(policy, spelled, self._protected):
+            return spelled
+        return None
 
     # -- strikes -------------------------------------------------------------------------------------------------------
 

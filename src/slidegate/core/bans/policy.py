@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from ..addresses import format_network, network_of, prefix_length, resembles_address
 from ..arguments import check_name, check_whole
@@ -201,13 +201,6 @@ def _is_signal(signal: object) -> bool:
     return isinstance(signal, int) and not isinstance(signal, bool) and 100 <= signal <= 599
 
 
-class NetworkSet(Protocol):
-    """One or several lists of networks."""
-
-    def overlaps(self, version: int, first: int, last: int) -> bool:
-        """Return whether one of the networks has an address in common with the range from `first` to `last`."""
-
-
 def hand_ban_key(key: object) -> str:
     """Return the canonical spelling of a key that is banned by hand; see `ban_key`.
 
@@ -247,7 +240,7 @@ def with_wider_networks(key: str) -> list[str]:
     return [*(format_network(version, first, prefix) for prefix in prefixes), key]
 
 
-def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) -> bool:
+def may_ban(policy: BanPolicy, key: str, protected: Iterable[Networks] = ()) -> bool:
     """Return whether a policy may ban a key.
 
     Args:
@@ -259,9 +252,9 @@ def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) ->
         # An account, or an API key.
         return True
     version, first, last = network
-    is_wide = prefix_length(version, first, last) < WIDEST[version]
-    is_private = not policy.ban_private and PRIVATE.overlaps(version, first, last)
-    is_exempt = policy.exempt.overlaps(version, first, last)
-    return not (
-        is_wide or is_private or is_exempt or (protected is not None and protected.overlaps(version, first, last))
-    )
+    if prefix_length(version, first, last) < WIDEST[version]:
+        return False
+    spared = [policy.exempt, *protected]
+    if not policy.ban_private:
+        spared.append(PRIVATE)
+    return not any(networks.overlaps(version, first, last) for networks in spared)
