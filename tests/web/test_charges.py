@@ -23,6 +23,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import BanPolicy, Limiter, Quota, RateLimitMiddleware, Rule, charge, decision_of, settle, strike
+from slidegate.limiter import refresh
 
 from ..asgi import PEER, scope_of
 from ..redis_servers import AT_REDIS, free_port, until
@@ -257,7 +258,10 @@ async def test_a_stream_settles_around_its_response_but_a_generator_only_if_it_h
 
 @pytest.mark.parametrize("work", ["settle both ways", "settle more", "settle less", "charge"])
 @pytest.mark.parametrize("kind", [AT_REDIS])
-async def test_what_is_charged_and_refunded_together_is_one_call_of_redis(url: str, work: str, server: Any) -> None:
+async def test_what_is_charged_and_refunded_together_is_one_call_of_redis(
+    url: str, work: str, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refresh, "STALE_NS", 60 * 10**9)  # else a busy machine reads overrides in another call
     calls = list[int]()
     do, expected = WORKS[work]
 
@@ -267,11 +271,11 @@ async def test_what_is_charged_and_refunded_together_is_one_call_of_redis(url: s
         calls.append(server.calls()["evalsha"] - before["evalsha"])
 
     async with Limiter.from_url(url, deadline="30s") as limiter:
-        for _ in range(5):  # once a second there is a call for changes as well
+        for _ in range(2):  # beside the first one the rules are published
             await by_a_scope(Site(limiter, counted, waits=True), 0)
             assert await spent(limiter) == expected
             await limiter.reset(PEER)
-    assert min(calls) == 1
+    assert calls[1] == 1
 
 
 STREAMS = """
