@@ -30,7 +30,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ...contract.player import listed, settle
 from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS, bucket
 from ...fault_proxy import FaultProxy, stop_listening
-from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
+from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
 from .stores import PLENTY_S, Ahead, hit, server_that_says, store_at, store_of, struck, until_answered, workers_at
 
 pytestmark = needs_redis
@@ -362,17 +362,14 @@ def test_connections_are_as_given_but_for_the_stores_timeouts_and_no_retries(giv
     user: Any = given()
     own: Any = clients.OwnClients(user, 0.7)
     if own.is_cluster:
-        kind = user.connection_kwargs["connection_class"]
-        finding = [node.acquire_connection() for node in own.open_cluster().nodes_manager.startup_nodes.values()]
-        linked = own.open_node_pool("h", 2).make_connection()
+        kind, pool = user.connection_kwargs["connection_class"], own.open_node_pool(("h", 2))
     else:
-        kind, finding, linked = user.connection_pool.connection_class, [], own.open_pool().make_connection()
-    for connection in (*finding, linked):
-        assert isinstance(connection, kind)
-        assert (connection.username, connection.password) == ("ann", "pw")
-        assert (connection.retry._retries, connection.retry_on_error, connection.health_check_interval) == (0, [], 0)
-        assert connection.socket_connect_timeout == 0.7
-        assert connection.socket_timeout == (None if connection is linked else 0.7), "a link has its own"
+        kind, pool = user.connection_pool.connection_class, own.open_pool()
+    connection: Any = pool.make_connection()
+    assert isinstance(connection, kind)
+    assert (connection.username, connection.password) == ("ann", "pw")
+    assert (connection.retry._retries, connection.retry_on_error, connection.health_check_interval) == (0, [], 0)
+    assert (connection.socket_connect_timeout, connection.socket_timeout) == (0.7, None), "a link bounds answers"
 
 
 @pytest.mark.parametrize("kind", ["rediss", "rediss+cluster", "rediss+sentinel"])
@@ -427,6 +424,12 @@ async def test_a_client_of_any_settings_is_one_to_connect_as(server: RedisServer
         await given.connection_pool.disconnect()
 
 
+def end_connections(server: RedisServer) -> None:
+    """Come back when the server has ended all connections: it does so a little later than it says."""
+    server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    until(lambda: server.command("CLIENT", "LIST").count(b"\n") == 1, "only who asks is connected")
+
+
 @pytest.mark.parametrize("running", ["server", "cluster"])
 @pytest.mark.parametrize("stands_still", [False, True])
 async def test_an_idle_connection_may_end(running: str, stands_still: bool, request: pytest.FixtureRequest) -> None:
@@ -436,7 +439,7 @@ async def test_an_idle_connection_may_end(running: str, stands_still: bool, requ
             assert (await limiter.hit("ann", "10/hour")).remaining == 10 - spent
             await asyncio.sleep(0.01)  # until nothing is on its way
             for each in deployment.masters if isinstance(deployment, RedisCluster) else [deployment]:
-                each.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                end_connections(each)
             if stands_still:
                 time.sleep(2 * link.IDLE_S)  # noqa: ASYNC251 - the loop learns of nothing meanwhile
             else:

@@ -185,6 +185,16 @@ async def test_what_is_held_ends_where_a_link_leads_elsewhere(server: RedisServe
     await link.close()
 
 
+async def test_a_cluster_is_found_again_by_nodes_that_the_address_does_not_name(cluster: RedisCluster) -> None:
+    async with FaultProxy(cluster.servers[0].port) as proxy, store_at(f"redis+cluster://{HOST}:{proxy.port}") as store:
+        link = store.parts.open_link()
+        for refuse in (proxy.refuse, proxy.accept):
+            assert await link.ask("EVAL", "return 1", 1, store.parts.packing.meta) == 1
+            await refuse()
+            await link.renew()
+        await link.close()
+
+
 async def test_keys_on_two_nodes_cost_no_connections_and_no_other_request(cluster: RedisCluster) -> None:
     def connections() -> int:
         return sum(server.info("stats")["total_connections_received"] for server in cluster.masters)

@@ -26,12 +26,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from inspect import signature
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 from weakref import WeakSet
 
-from redis.asyncio import ConnectionPool, Redis, RedisCluster, SSLConnection
+from redis.asyncio import ConnectionPool, Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
@@ -46,6 +45,8 @@ from ..shared import clean_address, read_options
 
 Client: TypeAlias = "Redis | RedisCluster"
 Options: TypeAlias = dict[str, Any]
+Node: TypeAlias = tuple[str, int]
+"""Host and port."""
 
 EXPECTED: Final = (
     "redis://host:6379/0, redis+cluster://h1:6379,h2:6379, redis+sentinel://h1:26379,h2:26379/mymaster/0 or "
@@ -71,11 +72,16 @@ _PORT: Final = 6_379
 _SENTINEL_PORT: Final = 26_379
 _SHAPE: Final = re.compile(r"([^/?#@:]*:[^/?#@]*@)?([^/?#@]*)(/[^?#@]*)?(?:\?([^#]*))?")
 """An address without its scheme: user and password, hosts, path, options."""
-_OF_ITS_OWNER: Final = ("connection_pool", "event_dispatcher", "himport_", "maint_", "orig_", "oss_cluster_")
+_OF_ITS_OWNER: Final = (
+    "connection_pool",
+    "event_dispatcher",
+    "himport_",
+    "maint_",
+    "orig_",
+    "oss_cluster_",
+    "response_callbacks",
+)
 """The start of settings that refer to the pool or the cluster from which they were read."""
-_OF_LINK: Final[Options] = {"socket_timeout": None}
-"""A `Link` bounds all that its connection does; redis-py would start a task to watch each write."""
-_CLUSTER_OPTIONS: Final = signature(RedisCluster.__init__).parameters.keys()
 
 
 def open_client(url: str, others: Mapping[str, type]) -> tuple[Client, Options]:
@@ -123,7 +129,7 @@ def _client(scheme: str, login: str, hosts: str, path: str, options: Options) ->
         service, _, number = number.partition("/")
         if not service:
             raise ValueError("it has no service")
-    nodes: list[tuple[str, int]] = []
+    nodes: list[Node] = []
     for host in hosts.split(","):
         node = parse_url(f"redis://{host}")
         nodes.append((node["host"], node.get("port", default_port)))
@@ -137,7 +143,7 @@ def _client(scheme: str, login: str, hosts: str, path: str, options: Options) ->
     return Redis(host=host, port=port, **settings)
 
 
-def _master(nodes: list[tuple[str, int]], service: str, options: Options, settings: Options) -> Redis:
+def _master(nodes: list[Node], service: str, options: Options, settings: Options) -> Redis:
     """Return the client for the master of a service: `settings` are those of servers, `options` also of sentinels."""
     login = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
     sentinel = Sentinel(nodes, sentinel_kwargs=options | login)  # type: ignore[no-untyped-call]
@@ -149,7 +155,7 @@ def _master(nodes: list[tuple[str, int]], service: str, options: Options, settin
 
 
 class OwnClients:
-    """Makes the pools of a store, and its clients of clusters. They do not connect before they are used.
+    """Makes the pools of a store. They do not connect before they are used.
 
     Args:
         client: The user's client, which is not changed.
@@ -167,24 +173,22 @@ class OwnClients:
 
     def open_pool(self) -> ConnectionPool:
         """Return a pool of connections to the server of the user's client, or to the master that sentinels name."""
-        return self._followed(own_pool(self._client.connection_pool, self.timeout_s, **_OF_LINK))
+        return self._followed(own_pool(self._client.connection_pool, self.timeout_s))
 
-    def open_cluster(self) -> RedisCluster:
-        """Return a client for the user's cluster, which finds nodes; no command goes over it."""
-        kind, nodes = self._client.connection_kwargs["connection_class"], self._client.nodes_manager
-        settings = _settings(self._client.connection_kwargs, self.timeout_s)
-        return RedisCluster(
-            startup_nodes=[ClusterNode(node.host, node.port) for node in nodes.startup_nodes.values()],
-            address_remap=nodes.address_remap,
-            require_full_coverage=False,  # a store needs one slot
-            ssl=issubclass(kind, SSLConnection),
-            **{name: value for name, value in settings.items() if name in _CLUSTER_OPTIONS},
-        )
-
-    def open_node_pool(self, host: str, port: int) -> ConnectionPool:
+    def open_node_pool(self, node: Node) -> ConnectionPool:
         """Return a pool of connections to a node of the user's cluster."""
-        node = ClusterNode(host, port, **_settings(self._client.connection_kwargs, self.timeout_s) | _OF_LINK)
-        return self._followed(ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs))
+        host, port = node
+        settings = _settings(self._client.connection_kwargs, self.timeout_s)
+        return self._followed(ConnectionPool(**settings, host=host, port=port))
+
+    def startup_nodes(self) -> list[Node]:
+        """Return the nodes of the user's cluster that its client knows."""
+        return [(node.host, node.port) for node in self._client.nodes_manager.startup_nodes.values()]
+
+    def reachable(self, host: str, port: int) -> Node:
+        """Return where the user's client reaches a node that another one names."""
+        node: Node = self._client.nodes_manager.remap_host_port(host, port)
+        return node
 
     def _followed(self, pool: ConnectionPool) -> ConnectionPool:
         """Have the connections of a pool authenticate again when the user's provider has another token.
@@ -201,20 +205,26 @@ class OwnClients:
         return pool
 
 
-def own_pool(other: Any, timeout_s: float, **more: Any) -> ConnectionPool:
-    """Return a pool with the settings of another one, and `more`."""
-    settings = _settings(other.connection_kwargs, timeout_s) | {"connection_class": other.connection_class} | more
+def own_pool(other: Any, timeout_s: float, answer_timeout_s: float | None = None) -> ConnectionPool:
+    """Return a pool with the settings of another one, but for ours; see `_settings`."""
+    settings = _settings(other.connection_kwargs, timeout_s, answer_timeout_s)
+    settings["connection_class"] = other.connection_class
     if isinstance(other, SentinelConnectionPool):
         sentinels = _Sentinels(other.sentinel_manager, timeout_s)
         return SentinelConnectionPool(other.service_name, sentinels, **settings)  # type: ignore[no-untyped-call]
     return ConnectionPool(**settings)
 
 
-def _settings(kwargs: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Return the settings of a connection with our timeouts, and without retries."""
+def _settings(kwargs: Options, timeout_s: float, answer_timeout_s: float | None = None) -> Options:
+    """Return the settings of a connection with our timeouts, and without retries.
+
+    Args:
+        answer_timeout_s: By default none: a `Link` bounds all that its connection does, and redis-py would start a
+            task to watch each write.
+    """
     kept = {name: value for name, value in kwargs.items() if not name.startswith(_OF_ITS_OWNER)}
     return kept | {
-        "socket_timeout": timeout_s,
+        "socket_timeout": answer_timeout_s,
         "socket_connect_timeout": timeout_s,
         "health_check_interval": 0,  # its check would be sent in front of a command, and fail with it
         "decode_responses": False,
@@ -236,13 +246,13 @@ class _Sentinels:
     def __init__(self, sentinel: Any, timeout_s: float) -> None:
         self._sentinel = copy(sentinel)
         each_s = timeout_s / (1 + len(sentinel.sentinels))  # the server needs some of it, too
-        pools = [own_pool(one.connection_pool, each_s) for one in sentinel.sentinels]
+        pools = [own_pool(one.connection_pool, each_s, each_s) for one in sentinel.sentinels]
         sentinels: list[Any] = [Redis(connection_pool=pool) for pool in pools]
         for one in sentinels:
             one.sentinel_masters = partial(self._masters, one.sentinel_masters)
         self._sentinel.sentinels = sentinels
 
-    async def discover_master(self, service: str) -> tuple[str, int]:
+    async def discover_master(self, service: str) -> Node:
         """Return the address of the master; the sentinel that has said it is asked first the next time.
 
         Raises:
@@ -250,7 +260,7 @@ class _Sentinels:
         """
         self._failed = "they know none"
         try:
-            master: tuple[str, int] = await self._sentinel.discover_master(service)
+            master: Node = await self._sentinel.discover_master(service)
             return master
         except MasterNotFoundError:
             pass

@@ -1,7 +1,7 @@
 """The link of an event loop to Redis: calls go one behind another, and are answered in that order.
 
 A link is a connection of a pool. Two calls may be under way on it: the server decides one while this process reads the
-answers to the other. On a cluster redis-py finds the node with the keys of the store, and the link leads there.
+answers to the other. On a cluster the link leads to the node with the keys of the store.
 
 What has been written is never written again. So a connection that has rested, and may have ended meanwhile, is looked
 at before it is written to, and opened again if it has ended. Looking, connecting and the handshake have one deadline.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from random import sample
 from time import monotonic
 from typing import Any, Final, TypeAlias
 
@@ -19,7 +20,7 @@ from redis.asyncio import ConnectionPool
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError, TryAgainError
 
 from ...core.errors import StoreUnavailable
-from .clients import OwnClients
+from .clients import Node, OwnClients
 
 DEPTH: Final = 2
 """How many calls are under way on a connection. A third one would wait behind two in the server."""
@@ -50,7 +51,7 @@ class Link:
     """
 
     def __init__(self, pool: ConnectionPool | None, timeout_s: float, reopened: Callable[[], None]) -> None:
-        self.node: tuple[str, int] | None = None
+        self.node: Node | None = None
         self._pool: Any = pool
         self._timeout_s = timeout_s
         self._reopened = reopened
@@ -150,17 +151,15 @@ class ClusterLink:
 
     Args:
         clients: Opens pools for nodes.
-        name: A name of a key, which all keys share a slot with.
         reopened: See `Link`.
     """
 
-    def __init__(self, clients: OwnClients, name: bytes, reopened: Callable[[], None]) -> None:
+    def __init__(self, clients: OwnClients, reopened: Callable[[], None]) -> None:
         self._clients = clients
-        self._name = name.decode()
-        self._cluster: Any = clients.open_cluster()
         self._home, self._ahead = [Link(None, clients.timeout_s, reopened) for _ in range(2)]
         self._finding = asyncio.Lock()
-        self._asked: list[Any] = []  # the nodes that were asked last for the one with the keys
+        self._known: list[Node] = []
+        """The nodes of the cluster, as one of them has named them."""
 
     async def ask(self, *command: bytes | int | str) -> Any:
         """Send a command, and return its answer.
@@ -175,9 +174,9 @@ class ClusterLink:
                 try:
                     return await self._home.ask(*command)
                 except MovedError as moved:
-                    await self._lead(self._home, self._node_in(moved))
+                    await self._lead(self._home, moved)
                 except AskError as there:
-                    await self._lead(self._ahead, self._node_in(there))
+                    await self._lead(self._ahead, there)
                     return await self._ahead.ask(*command, asking=True)
         except TryAgainError as error:
             text = "redis: the keys of the call are on two nodes, because their slot is moving"
@@ -185,32 +184,33 @@ class ClusterLink:
         raise StoreUnavailable("redis: no node of the cluster has the keys of the store, each names another one")
 
     async def _find(self) -> None:
-        """Ask nodes which one has the slot, and lead there."""
+        """Lead to a node that answers; if it does not have the slot, it names the one that does."""
         async with self._finding:
-            if self._home.node is not None:
-                return
-            nodes = self._cluster.nodes_manager
-            self._asked = [*nodes.startup_nodes.values()]  # which initialize() replaces by what they know
-            try:
-                await nodes.initialize()
-            finally:
-                await self._end_asking()
-            node = self._cluster.get_node_from_key(self._name)
-            await self._lead(self._home, (node.host, node.port))
+            nodes = sample(self._known, len(self._known))  # in another order the next time: one may be cut off
+            nodes += self._clients.startup_nodes()
+            for node in nodes[:-1]:
+                with suppress(Exception):  # the next one may answer
+                    await self._lead_home(node)
+            await self._lead_home(nodes[-1])
 
-    async def _end_asking(self) -> None:
-        await asyncio.gather(*[node.disconnect() for node in self._asked], return_exceptions=True)
+    async def _lead_home(self, node: Node) -> None:
+        """Lead to a node, and ask it which ones there are, unless the link leads somewhere already."""
+        if self._home.node is not None:
+            return
+        await self._home.renew(self._clients.open_node_pool(node))
+        slots = await self._home.ask("CLUSTER", "SLOTS")
+        named = {(host, port) for _, _, *owners in slots for host, port, *_ in owners}
+        # A node that does not know its own address names none.
+        self._known = [self._clients.reachable((host or b"").decode() or node[0], port) for host, port in named]
+        if self._home.node is None:  # else a call that was under way has been sent elsewhere
+            self._home.node = node
 
-    def _node_in(self, redirected: AskError) -> tuple[str, int]:
-        """Return the node that another one names."""
-        node: tuple[str, int] = self._cluster.nodes_manager.remap_host_port(redirected.host, redirected.port)
-        return node
-
-    async def _lead(self, link: Link, node: tuple[str, int]) -> None:
-        """Let a link lead to a node when what is under way is answered, unless it does so already."""
+    async def _lead(self, link: Link, redirected: AskError) -> None:
+        """Let a link lead to the node that another one names when what is under way is answered."""
+        node = self._clients.reachable(redirected.host, redirected.port)
         if link.node != node:
             link.node = node
-            await link.renew(self._clients.open_node_pool(*node))
+            await link.renew(self._clients.open_node_pool(node))
 
     async def renew(self) -> None:
         """Close the connections when what is under way is answered; the next command finds the node again."""
@@ -222,14 +222,13 @@ class ClusterLink:
         """Close the connections, which fails what is under way."""
         await self._home.close()
         await self._ahead.close()
-        await self._end_asking()  # whoever asked may have been cancelled
 
 
 AnyLink: TypeAlias = Link | ClusterLink
 
 
-def open_link(clients: OwnClients, name: bytes, reopened: Callable[[], None]) -> AnyLink:
+def open_link(clients: OwnClients, reopened: Callable[[], None]) -> AnyLink:
     """Return a link, which connects with its first command; see `ClusterLink` for the arguments."""
     if clients.is_cluster:
-        return ClusterLink(clients, name, reopened)
+        return ClusterLink(clients, reopened)
     return Link(clients.open_pool(), clients.timeout_s, reopened)

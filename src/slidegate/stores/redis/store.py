@@ -135,7 +135,7 @@ class RedisStore(Store):
             refusals=Refusals(time, changes),
             leases=UnitLeases(time, changes),
             polled=Polled(packing, time, changes, self.observers.tell, begins=create),
-            open_link=partial(open_link, OwnClients(address, timeout_s), packing.meta, changes.note_loss),
+            open_link=partial(open_link, OwnClients(address, timeout_s), changes.note_loss),
             lease_us=permit_lease_us(permit_lease),
         )
         self.leases_units = leases
