@@ -1,54 +1,6 @@
 """A site whose making, visitors and operators are lines of text, and what becomes of it.
 
-A scenario begins with ``site``; or with ``forms``, which is one limit at an endpoint in each of its forms, or with
-``everywhere``, which is also a rule of them::
-
-    > site bans=BanPolicy("3/10m", "1h")      the options of the middleware
-    > site observers=[]                       without an observer, until one comes: `observe`
-    > rule "/a", "2/hour", name="a"           one of its rules
-    > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
-    > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
-    > around twice                            an application of others, which uses each scope twice
-    > application RateLimit("1/hour")         what the whole application inside depends on, and its options
-    > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
-    > GET /{./*3000}a method={x*9}          a path, or a method, that repeats a text so many times
-    > GET /a user=ann with='{"user": 7}'      one with a user, or what else is in its scope; what is ... is not there
-    > GET /a leaves=1                         one whose client leaves when so many messages have come
-    > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule, or {"api": 5, "all": 3};
-                                              X-Settle settles a cost
-    > settle 3 api copy                       what a task settles when the request has ended, by a copy of its scope
-    > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
-    > GET /a X-Takes=+30ms                   one whose endpoint takes that long
-    > GET /a X-Late=1                         one whose endpoint fails behind its answer
-    > GET /a X-Limited=1/hour                 one whose endpoint is a caller of `limiter.limited` as well
-    > mount /v1 /a                            an endpoint of a mounted application; `mount /v1 /a unknown` has no routes
-    > socket /a RateLimit("1/hour")           a websocket's endpoint, a class, or a function that depends=[...]; or what
-                                              asks=RateLimit(...) for each message, patient=True: also when refused
-    > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes
-    > file a.toml                             the middleware of that file, and options in code; `file a.toml store` with
-                                              a store of its own
-    > env NAME=value                          a variable of the environment, until the scenario ends
-    > look                                    two looks at files that are followed
-    > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
-    > open A strict=yes                       a websocket: `say A 3` sends messages over it, `hear A` gets one, or a
-                                              `close`; one whose client is `gone=yes` by the time of a close
-    > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
-    > GET /a X-Key=<a | b>                    the scenario is played with each alternative; where answers differ, each
-                                              stands behind those that give it. The same ones are chosen together
-    > +30s                                    time goes by, or back
-    > outage                                  the store of a `site remote=True` fails, `breaks` or `stalls`, until it
-                                              `recovers`; `site remote=True, inline=True` has one that is not awaited
-    > come GET /a times=3                     requests that may wait; `ended` and `all` say when each is answered
-    > leave 1                                 the second of their clients leaves, or its server cancels it: `cancel 1`
-    > slow                                    those that come stay under way, until they `end`
-    > sleep 4s                                time goes by for those that wait; `waiting` counts these, and `inside` has
-                                              the tenants of those under way
-    > override api 5/minute 1h ann            what operators do; so do `restore`, `ban`, `unban` and `reset`
-    > events store                            what has happened since the last look: events, of these kinds alone;
-                                              `refusals`, `outcomes` and lines of the `log` in the same way
-    > left api                                what is left of a rule's limit for a client; `bans`, `amounts` in force,
-                                              `permits` that are held, how many `keys` are counted, and `findings`
-    > PREFLIGHT /a                            what a browser asks before a request to another origin
+tests/README.md has all words, in scenarios that are played.
 """
 
 import ast
@@ -77,7 +29,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Mount, Route, Router, WebSocketRoute
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import slidegate
@@ -353,11 +305,6 @@ class Stage:
 
     async def _look(self) -> None:
         await self.files.visit(self.app)
-
-    def _mount(self, path: str, inner: str, unknown: str = "") -> None:
-        self.inside = self.inside or FastAPI()
-        route = Mount(inner, self._anything) if unknown else Route(inner, page)
-        self.inside.router.routes.append(Mount(path, Router([route])))
 
     def _socket(
         self, path: str, limit: Any = None, depends: Sequence[Any] = (), asks: Any = None, patient: bool = False

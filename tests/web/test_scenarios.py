@@ -12,9 +12,10 @@ from slidegate.web import policy
 
 from ..virtual_time import VirtualTime
 from .middlewares import FORMS
-from .stage import Stage
+from .stage import METHODS_SENT, Stage
 
 SCENARIOS = Path(__file__).with_name("scenarios")
+PAGE = Path(__file__).parents[1] / "README.md"
 POSITIONS = {"site": [""], "forms": [*FORMS], "everywhere": ["rule", *FORMS]}
 """Where a scenario is played, by its first verb."""
 BEGINS = re.compile(rf"^> (?:{'|'.join(POSITIONS)})\b")
@@ -52,10 +53,14 @@ def _chosen(line: str, choice: dict[str, str]) -> str:
 
 
 def scenarios() -> Iterator[Scenario]:
-    for path in sorted(SCENARIOS.glob("*.txt")):
+    for path in (PAGE, *sorted(SCENARIOS.glob("*.txt"))):
         lines = path.read_text("utf-8").splitlines(keepends=True)
         starts = [number for number, line in enumerate(lines) if BEGINS.match(line)]
-        for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        ends = [
+            number for number, line in enumerate([*lines, "```"]) if line.startswith("```")
+        ]  # of a block of the page
+        for start, following in zip(starts, [*starts[1:], len(lines)], strict=True):
+            end = min(following, *(number for number in ends if number > start))
             yield Scenario(path, start + 1, "".join(lines[start:end]))
 
 
@@ -97,3 +102,10 @@ async def test_scenarios(
         monkeypatch.setattr(policy, "REQUESTS_CHECKED", 2)
     answers = await played(scenario, VirtualTime(), tmp_path)
     texts_in(scenario.path, scenario.text, "> ", lambda _: answers.pop(0))
+
+
+def test_the_page_has_each_word_of_the_scenarios() -> None:
+    words = {line.split()[0] for one in scenarios() for _, lines in one.variants for line in lines.values()}
+    page = PAGE.read_text("utf-8")
+    unknown = {word for word in words - METHODS_SENT if not re.search(rf"[>`|<] ?{re.escape(word)}\b", page)}
+    assert {word for word in unknown if word[0] not in "+-"} == set()
