@@ -18,9 +18,9 @@ import anyio
 import pytest
 
 from slidegate import BanPolicy, Decision, Limiter, StoreError
-from slidegate.core import Reason
+from slidegate.core import Ban, Reason
 from slidegate.limiter.aio import answer_of
-from slidegate.stores.lmdb import LmdbStore, batching, environment
+from slidegate.stores.lmdb import LmdbStore, batching, environment, rows
 from slidegate.stores.lmdb.kept import Kept
 from slidegate.testing import RecordingObserver
 
@@ -110,6 +110,24 @@ async def test_nothing_that_is_asked_on_a_loop_makes_it_wait(store: Any, name: s
             with holds(store):
                 longest_s = await longest_step_s(partial(ask, store))
     assert longest_s < STEP_S
+
+
+async def test_many_networks_that_others_have_banned_are_read_in_steps(
+    store: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bans = [Ban(f"10.{number // 256}.{number % 256}.0/24", "", "ann", 0, 0, None) for number in range(1_000)]
+    await settle(opened(store._env.path).bans.load(bans))
+    reads, run, read = list[int](), store._env.run, rows.read_ban
+
+    def counted(packed: bytes) -> Ban:
+        reads[-1] += 1
+        return read(packed)
+
+    monkeypatch.setattr(store._env, "run", lambda *given: reads.append(0) or run(*given))
+    monkeypatch.setattr(rows, "read_ban", counted)
+    assert not (await settle(store.hit(CHECKS, [(4, 0x0A_03_E7_07)]))).allowed
+    assert sum(reads) == 1_000
+    assert max(reads) <= 100
 
 
 def on_a_slow_disk(patch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ from ...core.ring import pack_head
 from ...core.stored import UNREADABLE
 from .gate import Gate, identity_of, is_file_at
 from .kept import Kept, Tell
-from .rows import BANS, BETWEEN, DAMAGE, LEVELS, NAMES, NO_LIFE, WINDOWS, Databases, LmdbBanRows, TransactionRows
+from .rows import DAMAGE, NAMES, NO_LIFE, WINDOWS, Databases, LmdbBanRows, TransactionRows, new_version
 
 LAYOUT: Final = 25
 """The version of the file. It increases whenever the bytes or the meaning of any row change."""
@@ -324,6 +324,7 @@ def _create(path: Path, gate: Gate, options: Options, kept: Kept) -> CountsFile:
         counts.open_databases(create=True)
         kept.read(partial(_fill, counts))  # in order, which fills whole pages
         with counts.lmdb.begin(counts.dbs.meta, write=True) as txn:
+            new_version(txn, counts.dbs)
             txn.put(_READY, identity_of(gate.file) + counts.dbs.cell_key)
     except BaseException:
         if counts is not None:
@@ -340,20 +341,17 @@ def _fill(counts: CountsFile, kind: str, kept: list[tuple[bytes, bytes]]) -> int
     """
     unreadable = 0
     with counts.lmdb.begin(write=True) as txn:
-        rows = TransactionRows(txn, counts.dbs, 0, lambda: 2**62)
+        rows = TransactionRows(txn, counts.dbs, 0, boot_us)
         bans = LmdbBanRows(rows, {})
         for row, stored in kept:
             try:
                 fields = json.loads(stored)
-                if kind == BANS:
-                    bans.restore_ban(fields)
-                elif kind == LEVELS:
-                    key, _, policy = row.partition(BETWEEN)
-                    bans.restore_level(policy.decode(), key.decode(), fields)
-                else:
-                    spent, until_us = fields["spent"], fields["until_us"]
-                    txn.put(row, NO_LIFE + pack_head(spent, spent, until_us, until_us), db=counts.dbs.windows)
-                    rows.recheck_at(counts.dbs.ends, 0, row, WINDOWS)
+                if kind != WINDOWS:
+                    bans.restore(kind, row, fields)
+                    continue
+                spent, until_us = fields["spent"], fields["until_us"]
+                txn.put(row, NO_LIFE + pack_head(spent, spent, until_us, until_us), db=counts.dbs.windows)
+                rows.recheck_at(counts.dbs.ends, 0, row, WINDOWS)
             except (*UNREADABLE, lmdb.BadValsizeError):  # it spoils no other
                 unreadable += 1
         counts.check(txn)

@@ -62,7 +62,7 @@ from .gate import (
     unusable,
 )
 from .kept import Kept, in_background
-from .rows import DAMAGE, Databases
+from .rows import DAMAGE, Databases, Unfinished
 
 T = TypeVar("T")
 
@@ -123,7 +123,8 @@ class Environment:
             opens: Whether to open the files on an event loop, too.
 
         Returns:
-            False if another thread or process has its turn, a thread opens the files, or they were closed.
+            False if another thread or process has its turn, a thread opens the files, they were closed, or the
+            transaction needs another turn.
 
         Raises:
             lmdb.Error: LMDB cannot begin or commit it.
@@ -150,6 +151,8 @@ class Environment:
             with self.counts.lmdb.begin(self.counts.dbs.windows, write=True) as txn:
                 work(txn)
             return True
+        except Unfinished:
+            return False
         finally:
             self._inside = 0
             if self.gate.is_open:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from itertools import takewhile
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -22,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import lmdb
 
 from ...core.bans.ban import Ban, read_ban
-from ...core.bans.networks import BannedNetworks
+from ...core.bans.networks import MAX_NETWORKS, BannedNetworks
 from ...core.bans.strikes import Level, read_level
 from ...core.store import Clock
 from ...core.stored import all_readable, json_of, read_by_name, readable
@@ -54,6 +55,12 @@ CachedNetworks: TypeAlias = dict[bytes, BannedNetworks]
 """The banned networks as this process last read them, by the bytes of their version: one entry at most.
 
 A transaction that fails after it has changed them leaves a version here that no row has, so it is never found."""
+READ_STEP: Final = 100
+"""How many bans of networks are read in one transaction, which blocks an event loop for about a millisecond."""
+
+
+class Unfinished(Exception):
+    """A transaction changes nothing and is tried again: it has done a part of what takes an event loop too long."""
 
 
 class Databases(NamedTuple):
@@ -199,23 +206,24 @@ class LmdbBanRows:
         rows = [self._txn.get(row, None, self._dbs.bans) for row in (key.encode(), BETWEEN + key.encode())]
         return all_readable(read_ban, [packed for packed in rows if packed is not None])
 
+    def restore(self, kind: str, row: bytes, fields: Fields) -> None:
+        """Store a row of an earlier file, which may have fields of a later version.
+
+        Args:
+            kind: `BANS` or `LEVELS`, the name of the database.
+        """
+        if kind == BANS:
+            row = _row_of_ban(read_by_name(Ban, fields))
+        self._write(kind, row, fields)
+
     def put_ban(self, ban: Ban) -> None:
-        self.restore_ban(ban._asdict())
-
-    def restore_ban(self, fields: Fields) -> None:
-        """Store a ban, given its fields, as `put_ban` does."""
-        ban = read_by_name(Ban, fields)
-        if ban.network() is not None:
-            self._add_network(ban)
-        self._write(BANS, _row_of_ban(ban), fields)
-
-    def _add_network(self, ban: Ban) -> None:
-        """Add a network to those that are banned; those whose bans have ended make room for it."""
-        before = self.networks()
-        after = before.with_ban(ban, self._rows.unix_us())
-        self._keep_networks(after)
-        for ended in before.bans.keys() - after.bans.keys():
-            self._write(BANS, BETWEEN + ended.encode(), None)
+        if ban.network() is not None:  # those whose bans have ended make room for it
+            before = self.networks()
+            after = before.with_ban(ban, self._rows.unix_us())
+            self._keep_networks(after)
+            for ended in before.bans.keys() - after.bans.keys():
+                self._write(BANS, BETWEEN + ended.encode(), None)
+        self._write(BANS, _row_of_ban(ban), ban._asdict())
 
     def remove_ban(self, ban: Ban) -> None:
         if ban.network() is not None:
@@ -226,12 +234,20 @@ class LmdbBanRows:
         return int(self._txn.stat(self._dbs.bans)["entries"])
 
     def networks(self) -> BannedNetworks:
-        """Return the bans of networks, reading them again if their version has changed."""
+        """Return the bans of networks, reading them again if their version has changed.
+
+        Raises:
+            Unfinished: Many rows were read; they are remembered.
+        """
         version = self._txn.get(NETWORKS, b"", self._dbs.meta)
         networks = self._cached.get(version)
         if networks is None:
-            rows = self._rows.starting_with(BETWEEN, self._dbs.bans)
-            networks = BannedNetworks(all_readable(read_ban, [packed for _, packed in rows]))
+            bans, most_misses = [], _read_network.cache_info().misses + READ_STEP
+            for _, packed in self._rows.starting_with(BETWEEN, self._dbs.bans):
+                bans.append(_read_network(packed))
+                if _read_network.cache_info().misses >= most_misses:
+                    raise Unfinished
+            networks = BannedNetworks(filter(None, bans))
             self._cache(version, networks)
         return networks
 
@@ -242,11 +258,7 @@ class LmdbBanRows:
         return readable(read_level, packed)
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
-        self.restore_level(policy, key, level._asdict())
-
-    def restore_level(self, policy: str, key: str, fields: Fields) -> None:
-        """Store a level, given its fields, as `put_level` does."""
-        self._write(LEVELS, row_of(key, policy.encode()), fields)
+        self._write(LEVELS, row_of(key, policy.encode()), level._asdict())
 
     def remove_levels(self, key: str) -> list[Level]:
         rows = self._rows.starting_with(row_of(key), self._dbs.levels)
@@ -293,14 +305,24 @@ class LmdbBanRows:
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
         """Write which networks are banned, as a new version, which all processes read before their next decision."""
-        version = os.urandom(_VERSION_BYTES)
-        self._txn.put(NETWORKS, version, db=self._dbs.meta)
-        self._cache(version, networks)
+        self._cache(new_version(self._txn, self._dbs), networks)
 
     def _cache(self, version: bytes, networks: BannedNetworks) -> None:
         """Keep the bans of networks for the next transactions of this process, in place of an earlier version."""
         self._cached.clear()
         self._cached[version] = networks
+
+
+@lru_cache(2 * MAX_NETWORKS)
+def _read_network(packed: bytes) -> Ban | None:
+    return readable(read_ban, packed)
+
+
+def new_version(txn: Any, dbs: Databases) -> bytes:
+    """Give the banned networks a new version, and return it."""
+    version = os.urandom(_VERSION_BYTES)
+    txn.put(NETWORKS, version, db=dbs.meta)
+    return version
 
 
 def _row_of_ban(ban: Ban) -> bytes:
