@@ -60,7 +60,8 @@ WORKERS: Final = "stats7-workers"
 EVENTS: Final = "stats8-events"
 Name: TypeAlias = tuple[str, int]
 """The kind of a slice and its number: the time when it began, by its length."""
-_FIELDS: Final = tuple(field.name for field in fields(ClientTraffic) if field.name not in ("latest", "series"))
+_UNWRITTEN: Final = ("buckets", "keys", "groups")
+_FIELDS: Final = tuple(field.name for field in fields(ClientTraffic) if field.name not in _UNWRITTEN)
 
 
 def encoded(value: object) -> bytes:
@@ -116,7 +117,7 @@ class Series(dict[SeriesName, Traffic]):
         """Yield what is in the row of a slice."""
         for line in decoded(row):
             traffic = Traffic(**_readable(line, COUNTS), statuses=Counter(line.get("statuses", {})))
-            traffic.times = ResponseTimes(line["sum_us"], line["min_us"], dict(line["buckets"]))
+            traffic.times = ResponseTimes(line["sum_us"], line["min_us"], Counter(dict(line["buckets"])))
             yield (tuple(line["rules"]), line["route"]), traffic
 
 
@@ -158,7 +159,7 @@ class Clients(dict[str, ClientTraffic]):
         """Return the row of a slice."""
         first = self.ranking(TOP_CLIENTS).each()
         for client in first:
-            client.name_latest()
+            client.prepare()
         return encoded([_line_of(client, _FIELDS) for client in first])
 
     def add_row(self, row: bytes) -> None:

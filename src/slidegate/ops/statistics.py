@@ -17,6 +17,7 @@ from collections import deque
 from contextlib import suppress
 from contextvars import Context
 from datetime import timedelta
+from itertools import repeat, starmap
 from threading import Lock
 from time import monotonic
 from typing import Final
@@ -120,7 +121,7 @@ class Statistics(Observer):
         """Count some of the pending requests."""
         with self._counting:
             was_full = self._tally.is_full
-            requests = [self._pending.popleft() for _ in range(min(PART, len(self._pending)))]
+            requests = list(starmap(self._pending.popleft, repeat((), min(PART, len(self._pending)))))
             self._events.add_refusals(self._tally.count(requests))
             is_full = self._tally.is_full
         if is_full and not was_full:

@@ -3,12 +3,12 @@
     request --> pending requests --> tally --> current slices --> rows in the store
              1 append            128 at once   every 5 s, by the store's clock
 
-Requests are counted many at a time. An admitted one costs the counts of its client, and those of its rules and route.
+Requests are counted many at a time. An admitted one costs a look-up of its group, and a count of that for its client.
 """
 
 from __future__ import annotations
 
-import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from ..events import Outcome, Passed
 from .kinds import named_kind
 from .metrics import OTHER, rules_of, status_name
 from .slices import Clients, Series
-from .traffic import SeriesName, Traffic, add_to
+from .traffic import Group, SeriesName, Traffic, add_to
 
 PART: Final = 128
 """How many requests are counted in one step, less than a millisecond."""
@@ -54,50 +54,58 @@ class Tally:
         self.series = Series()
         self.clients = Clients()
         self.keys = Clients()
-        # The names and the traffic of admitted requests, by their route, status, and the buckets that counted them.
-        self._by_kind: dict[tuple[Any, ...], tuple[SeriesName, Traffic, str]] = {}
+        self._groups = _Groups()
 
     def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
         refused: list[Outcome] = []
+        clients, groups = self.clients, self._groups
+        times_us = defaultdict[Group, list[int]](list)
         for request in requests:
-            if not isinstance(request, Outcome):
-                self._count_admitted(request)
-                continue
-            self._count_outcome(request)
-            if request.refusal is not None:
-                refused.append(request)
+            if isinstance(request, Outcome):
+                checks: Sequence[Check] = [check for decision in request.decisions for check in decision.checks]
+                self._count_outcome(request, checks)
+                if request.refusal is not None:
+                    refused.append(request)
+                    continue
+                request = request.client, checks, request.route, request.duration_us, request.status
+            # What all requests of a group have in common is counted below, and what clients have when it is written.
+            client, checks, route, time_us, status = request
+            name: tuple[Any, ...] = (route, status)
+            has_keys = False
+            for bucket, key, _ in checks:
+                name += (bucket,)
+                if key != client:
+                    has_keys = True
+            group = groups[name]
+            if group not in times_us:
+                self._traffic(group.rules, group.route)  # in the order in which they come
+            times_us[group].append(time_us)
+            clients[client].groups[group] += 1
+            if has_keys:
+                self._count_keys(request)
+        for group, times in times_us.items():
+            traffic = self._traffic(group.rules, group.route)
+            traffic.passed += len(times)
+            traffic.statuses[group.answered] += len(times)
+            traffic.times.count_all(times)
         self.clients.forget_rare()
         self.keys.forget_rare()
         return refused
 
-    def _count_admitted(self, request: Passed) -> None:
-        client, checks, route, time_us, status = request
-        kind: tuple[Any, ...] = (route, status)
-        has_keys = False
+    def _count_keys(self, request: Passed) -> None:
+        """Count an admitted request for each of its own keys, with the rules that counted it by that key."""
+        client, checks, route, _, status = request
+        names: dict[str, tuple[Any, ...]] = {}
         for bucket, key, _ in checks:
-            kind += (bucket,)
-            if key != client:
-                has_keys = True
-        entry = self._by_kind.get(kind)
-        if entry is None:
-            name = rules_of(kind[2:]), route
-            entry = remember(self._by_kind, kind, (name, self._traffic(*name), status_name(status)))
-        name, traffic, answered = entry
-        traffic.passed += 1
-        traffic.statuses[answered] += 1
-        traffic.times.count_one(time_us)
-        self.clients[client].count_admitted(request, name)
-        if has_keys:
-            keys = self._keys_of(checks, client)
-            for key in keys:
-                rules = rules_of(bucket for bucket, own, _ in checks if own == key)
-                self.keys[key].count_admitted(request, (rules, route))
-            self._note_others(client, keys)
+            if key != client and key != self._everyone:
+                names[key] = (*names.get(key, (route, status)), bucket)
+        for key, name in names.items():
+            self.keys[key].groups[self._groups[name]] += 1
+        self._note_keys(client, names)
 
-    def _count_outcome(self, outcome: Outcome) -> None:
-        """Count a request that was refused, failed, or met several decisions."""
-        checks = [check for decision in outcome.decisions for check in decision.checks]
+    def _count_outcome(self, outcome: Outcome, checks: Sequence[Check]) -> None:
+        """Count what only an outcome tells of a request: its refusal, its exception, and shadow rules."""
         route = outcome.route
         # A middleware refuses before the route is known: that is no request to a path without one.
         if outcome.refusal is not None and route == NO_ROUTE:
@@ -107,10 +115,8 @@ class Tally:
             traffic.count_refusal(outcome.reason)
             traffic.statuses[status_name(outcome.status)] += 1
             self._count_refused(outcome, outcome.refusal, checks)
-        else:
-            if outcome.failed:
-                traffic.exceptions += 1
-            self._count_admitted((outcome.client, checks, route, outcome.duration_us, outcome.status))
+        elif outcome.failed:
+            traffic.exceptions += 1
         for rule in outcome.observing_rules:
             self._traffic((rule,), "").shadow_counted += 1
         for rule in outcome.shadow_rules:
@@ -118,7 +124,8 @@ class Tally:
 
     def _count_refused(self, outcome: Outcome, refusal: Decision, checks: Sequence[Check]) -> None:
         """Count a refused request for its client, and for those of its keys whose limit or ban refused it."""
-        keys = self._keys_of(checks, outcome.client)
+        ours = {outcome.client, self._everyone}
+        keys = {key for _, key, _ in checks} - ours
         by = refusal.by  # of a list, or of the maker of a ban
         if outcome.rules:
             by = outcome.rules[0]
@@ -130,21 +137,17 @@ class Tally:
         # No check names the key of a ban where a policy reads it and no rule does.
         if ban is not None and network_of(ban.key) is None:
             refusing = {ban.key: by}
-        own_keys = refusing.keys() - {outcome.client, self._everyone}
+        own_keys = refusing.keys() - ours
         for key in own_keys:
             self.keys[key].count_refused(refusal, refusing[key])
-        self._note_others(outcome.client, keys | own_keys)
+        self._note_keys(outcome.client, keys | own_keys)
 
-    def _note_others(self, client: str, keys: Iterable[str]) -> None:
+    def _note_keys(self, client: str, keys: Iterable[str]) -> None:
         """Note with which keys of people, such as users and API keys, a client came."""
+        noted = self.clients[client].keys
         for key in keys:
-            if named_kind(key).of_people:
-                digest = f"{zlib.crc32(key.encode(errors='replace')):08x}"
-                add_to(self.clients[client].others, digest, 1)
-
-    def _keys_of(self, checks: Sequence[Check], client: str) -> set[str]:
-        """Return the keys of some checks that stand neither for their client nor for everyone."""
-        return {key for _, key, _ in checks} - {client, self._everyone}
+            if key in noted or named_kind(key).of_people:
+                add_to(noted, key, 1)
 
     def _traffic(self, rules: tuple[str, ...], route: str) -> Traffic:
         """Return the traffic of some rules and a route; beyond `MAX_SERIES`, that of all others together."""
@@ -158,3 +161,11 @@ class Tally:
             self.is_full = True
         self._names.add(name)
         return self.series[name]
+
+
+class _Groups(dict[tuple[Any, ...], Group]):
+    """Groups of admitted requests by their route, status, and the buckets that counted them."""
+
+    def __missing__(self, name: tuple[Any, ...]) -> Group:
+        route, status, *buckets = name
+        return remember(self, name, Group(route, status_name(status), buckets, rules_of(buckets)))

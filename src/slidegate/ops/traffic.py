@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from ..core import Check, Decision, Reason
-from ..events import Passed
+from ..core import Bucket, Decision, Reason
 from ..windows import ResponseTimes
 
 T = TypeVar("T")
@@ -164,6 +165,21 @@ class Stats(NamedTuple):
             self.routes.setdefault(route, Traffic()).add(traffic)
 
 
+@dataclass(slots=True, eq=False)
+class Group:
+    """The admitted requests of one route, with one answer, that the same buckets have counted.
+
+    Attributes:
+        answered: The name of the status.
+        rules: The names of the rules of the buckets.
+    """
+
+    route: str
+    answered: str
+    buckets: Sequence[Bucket]
+    rules: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class ClientTraffic(RequestCounts):
     """The requests of one client in five minutes; or of one key of another kind, such as a header's value.
@@ -177,8 +193,9 @@ class ClientTraffic(RequestCounts):
         routes: Its admitted requests by route, up to 8.
         others: Its requests by digests of the users, cookies and API keys with which it came, up to 8: with several it
             is the address of several people.
-        latest: Its latest admitted request, until `name_latest` has noted its limits.
-        series: Its admitted requests by their rules and route, until `add` counts these apart: one look-up a request.
+        buckets: The buckets of `amounts`, for `prepare`.
+        keys: The keys of `others`, for `prepare`.
+        groups: Its admitted requests by group, until `add` counts them by rule and by route: one look-up a request.
     """
 
     key: str = ""
@@ -187,8 +204,14 @@ class ClientTraffic(RequestCounts):
     counted_by: dict[str, int] = field(default_factory=dict)
     routes: dict[str, int] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
-    latest: Passed | None = None
-    series: dict[SeriesName, int] = field(default_factory=dict)
+    buckets: dict[str, Bucket] = field(default_factory=dict)
+    keys: dict[str, int] = field(default_factory=dict)
+    groups: defaultdict[Group, int] = field(default_factory=partial(defaultdict, int))
+
+    @property
+    def requests(self) -> int:
+        """All requests."""
+        return self.passed + self.refused + self.unavailable + sum(self.groups.values())
 
     @property
     def rule(self) -> str:
@@ -199,39 +222,34 @@ class ClientTraffic(RequestCounts):
     def add(self, other: ClientTraffic) -> None:
         """Add the counts of another slice or worker, a later one."""
         self.add_counts(other, CLIENT_COUNTS)
-        for names in ("refused_by", "counted_by", "routes", "others"):
+        for names in ("refused_by", "counted_by", "routes", "others", "keys"):
             for name, requests in getattr(other, names).items():
                 add_to(getattr(self, names), name, requests)
-        for (rules, route), requests in other.series.items():
-            for rule in rules:
+        for names in ("amounts", "buckets"):
+            for label, value in getattr(other, names).items():
+                _put(getattr(self, names), label, value)
+        for group, requests in other.groups.items():
+            self.passed += requests
+            add_to(self.routes, group.route, requests)
+            for rule in group.rules:
                 add_to(self.counted_by, rule, requests)
-            add_to(self.routes, route, requests)
-        for rule, limits in other.amounts.items():
-            _put(self.amounts, rule, limits)
-        self.latest = other.latest or self.latest
-
-    def count_admitted(self, request: Passed, name: SeriesName) -> None:
-        """Count an admitted request, given the rules that have counted it and its route."""
-        self.passed += 1
-        self.latest = request
-        self.series[name] = self.series.get(name, 0) + 1
+            for bucket in group.buckets:
+                _put(self.buckets, bucket.label, bucket)
 
     def count_refused(self, refusal: Decision, by: str) -> None:
         """Count a request that a rule, a list or the maker of a ban refused, or that the store did not answer."""
         self.count_refusal(refusal.reason)
         if refusal.reason is not Reason.UNAVAILABLE:
             add_to(self.refused_by, by, 1)
-            self._note_amounts(refusal.checks)
+            for bucket, _, _ in refusal.checks:
+                _put(self.buckets, bucket.label, bucket)
 
-    def name_latest(self) -> None:
-        """Note the limits of its latest admitted request. Only clients in rows need that."""
-        if self.latest is not None:
-            self._note_amounts(self.latest[1])
-            self.latest = None
-
-    def _note_amounts(self, checks: Iterable[Check]) -> None:
-        for bucket, _, _ in checks:
-            _put(self.amounts, bucket.label, "; ".join(map(str, bucket.limits)))
+    def prepare(self) -> None:
+        """Make what only a client in a row needs: the amounts of its buckets, and the digests of its keys."""
+        for label, bucket in self.buckets.items():
+            self.amounts[label] = "; ".join(map(str, bucket.limits))
+        for key, requests in self.keys.items():
+            self.others[f"{zlib.crc32(key.encode(errors='replace')):08x}"] = requests
 
 
 def add_to(counts: dict[str, int], name: str, requests: int) -> None:

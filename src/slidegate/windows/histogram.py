@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 RELATIVE_ERROR: Final = 0.05
@@ -23,6 +26,7 @@ _STEPS: Final = math.ceil(math.log(LONGEST_US / SHORTEST_US, _GROWTH))
 # Times are whole microseconds, so the floor of a bound divides them like the bound itself.
 BOUNDS_US: Final = (*(math.floor(SHORTEST_US * _GROWTH**step) for step in range(_STEPS)), LONGEST_US)
 BUCKETS: Final = len(BOUNDS_US) + 1
+_bucket_of: Final = partial(bisect_left, BOUNDS_US)
 
 
 @dataclass(slots=True)
@@ -37,7 +41,7 @@ class ResponseTimes:
 
     sum_us: int = 0
     min_us: int | None = None
-    buckets: dict[int, int] = field(default_factory=dict, repr=False)
+    buckets: Counter[int] = field(default_factory=Counter, repr=False)
 
     @property
     def count(self) -> int:
@@ -74,8 +78,11 @@ class ResponseTimes:
         if self.min_us is None or time_us < self.min_us:
             self.min_us = time_us
         self.sum_us += time_us
-        bucket = bisect_left(BOUNDS_US, time_us)
-        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+        self.buckets[_bucket_of(time_us)] += 1
+
+    def count_all(self, times_us: Sequence[int]) -> None:
+        """Count some times, at least one: in fewer steps than one by one."""
+        self.add(ResponseTimes(sum(times_us), min(times_us), Counter(map(_bucket_of, times_us))))
 
     def add(self, other: ResponseTimes) -> None:
         """Add all times of another histogram."""
@@ -84,8 +91,7 @@ class ResponseTimes:
         if self.min_us is None or other.min_us < self.min_us:
             self.min_us = other.min_us
         self.sum_us += other.sum_us
-        for bucket, times in other.buckets.items():
-            self.buckets[bucket] = self.buckets.get(bucket, 0) + times
+        self.buckets.update(other.buckets)
 
 
 def _reads_as_us(bucket: int) -> float:
