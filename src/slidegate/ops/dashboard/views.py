@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-from ..kinds import ADDRESS, EVERYONE
 from ..published_rules import limit_rows, rule_rows
 from ..slices import CLIENTS, KEYS
 from ..statistics import LoggedEvent, Ranking
 from ..tasks import together
 from .counts import curve_of, marks_of
-from .line import ClientRow, kinds_of
+from .line import ClientRow
 from .service import WINDOW, Bans, Service
 from .texts import grouped
 
@@ -23,8 +22,6 @@ MAX_ROWS: Final = 50
 MAX_RULES: Final = 200
 _UNLISTED: Final = ("refused", "shadow_refused")
 """The events that are not listed: clients cause as many as they like."""
-_OF_CLIENTS: Final = ("", ADDRESS, EVERYONE)
-"""The kinds of keys of rules whose requests are counted by client; all others are counted by key."""
 
 Query: TypeAlias = Mapping[str, str]
 Variables: TypeAlias = dict[str, Any]
@@ -47,17 +44,18 @@ async def part(service: Service, query: Query) -> Variables:
     """Return what was counted of the rule or route that the query names, and its clients."""
     rule = query.get("rule", "")
     route = query.get("route", "")
-    traffic, ranking, published = await together(
-        _traffic(service, query, rule, route), service.ranking(CLIENTS), service.published()
+    traffic, clients, keys = await together(
+        _traffic(service, query, rule, route), service.ranking(CLIENTS), service.ranking(KEYS)
     )
-    who = "Client"
-    if kinds_of(published).get(rule, "") not in _OF_CLIENTS:
-        who = "Key"
-        ranking = await service.ranking(KEYS)
+    who = "Key"
+    members = _members(keys, rule, "")
+    if not members:  # it counts by client
+        who = "Client"
+        members = _members(clients, rule, route)
     shadowed = []
     if traffic["counts"].stats.total.shadow_refused:
         shadowed = _shadowed(await service.events(), rule)
-    return {**traffic, "who": who, "members": _members(ranking, rule, route), "shadowed": shadowed}
+    return {**traffic, "who": who, "members": members, "shadowed": shadowed}
 
 
 def _members(ranking: Ranking, rule: str, route: str) -> list[tuple[int, int, str]]:
