@@ -10,10 +10,10 @@ from typing import Any, Final
 import click
 from starlette.routing import Router
 
-from ... import RateLimitMiddleware
+from ... import RateLimitMiddleware, Rule
 from ...web.endpoints import rules_of_route
 from ...web.routes import mounted_routes
-from ..replay import AccessLogs, LoadProfile, Replay, Simulation, measure
+from ..replay import AccessLogs, Replay, Simulation, measure
 from ..replay.lines import NO_TIME
 from ..replay.report import QUANTILES
 from ..rows import listed, share, span, time_of
@@ -117,9 +117,9 @@ def suggest(log: tuple[str, ...], regex: str | None, as_json: bool) -> None:
     \b
     Example: slidegate suggest access.log
     """
-    profile = LoadProfile()
-    _feed(_logs_in(log, regex), profile)
-    value = measure(profile.clients)
+    simulation = Simulation(Replay.of(rules=[Rule("*", exempt=True)]))
+    _feed(_logs_in(log, regex), simulation)
+    value = measure(simulation.clients)
     show(as_json, [value], _suggested_text(value))
 
 
@@ -170,8 +170,8 @@ def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:
     return around
 
 
-def _feed(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
-    """Pass all records to a target, and check that its numbers can mean something.
+def _feed(logs: AccessLogs, simulation: Simulation) -> None:
+    """Pass all records to a simulation, and check that its numbers can mean something.
 
     Raises:
         click.ClickException: They cannot: there is no request, most lines cannot be read, or the clients are none.
@@ -180,16 +180,16 @@ def _feed(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
     async def feed() -> None:
         for record in logs:
             if record.method:
-                await target.add(record)
+                await simulation.add(record)
 
     asyncio.run(feed())
-    _check_counts(logs, target)
+    _check_counts(logs, simulation)
 
 
-def _check_counts(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
+def _check_counts(logs: AccessLogs, simulation: Simulation) -> None:
     """Raise if counts would mean nothing, and note what they leave out."""
     unreadable = logs.unreadable
-    clients = len(target.clients)
+    clients = len(simulation.clients)
     records = logs.lines - unreadable
     problem = f"{unreadable:,} of {logs.lines:,} lines cannot be read; {logs.example}"
     if unreadable > records:
@@ -203,7 +203,8 @@ def _check_counts(logs: AccessLogs, target: Simulation | LoadProfile) -> None:
         note(problem)
     if logs.late:
         note(f"{logs.late:,} records are too far out of order; each counts at the time of the record before it")
-    if records > target.requests:
-        note(f"{records - target.requests:,} records are no HTTP requests, and are not counted")
-    if clients == 1 and target.requests >= MANY_REQUESTS:
-        note(f"all requests come from {next(iter(target.clients))}; if that is a proxy, log the address of the client")
+    if records > simulation.requests:
+        note(f"{records - simulation.requests:,} records are no HTTP requests, and are not counted")
+    if clients == 1 and simulation.requests >= MANY_REQUESTS:
+        client = listed([*simulation.clients])
+        note(f"all requests come from {client}; if that is a proxy, log the address of the client")

@@ -8,12 +8,11 @@ from __future__ import annotations
 from .lines import AccessRecord, line_parser
 from .logs import AccessLogs
 from .replay import Replay, ReplayedRequest, nothing
-from .report import LoadProfile, Simulation, measure
+from .report import Simulation, measure
 
 __all__ = [
     "AccessLogs",
     "AccessRecord",
-    "LoadProfile",
     "Replay",
     "ReplayedRequest",
     "Simulation",

@@ -1,8 +1,8 @@
 """Counts what a replay decided, and measures the busiest moments of each client.
 
-`Simulation` counts requests, refusals and clients by rule. `LoadProfile` keeps the times of all requests by client,
-eight bytes a request. From them `measure` computes the busiest minute of each client, and what a limit would have
-refused, by the same arithmetic as a limiter.
+`Simulation` counts requests, refusals and clients by rule, and keeps the times of the requests of each client, eight
+bytes a request. From them `measure` computes the busiest minute of each client, and what a limit would have refused, by
+the same arithmetic as a limiter.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from math import ceil
 from typing import Any, Final
@@ -28,7 +29,6 @@ MAX_TRIED: Final = 7
 _ROUND: Final = [0, *(digit * 10**power for power in range(8) for digit in (1, 2, 5))]
 """The amounts whose refusals are shown."""
 _KINDS: Final = {Reason.BANNED: "ban", Reason.BLOCKED: "block"}
-_BOUNDLESS: Final = Limit(2**31 - 1, "1s")
 Json = dict[str, Any]
 
 
@@ -56,7 +56,7 @@ class Simulation:
     Attributes:
         requests: The number of HTTP requests.
         refused_before: The number of those that were logged with the status 429.
-        clients: The number of requests of each client.
+        clients: The times of the requests of each client, in microseconds, ascending.
         refused: The number of refused requests of each refused client.
         rows: The counts by kind and name: ``limit``, ``shadow`` and ``block`` rules, ``ban`` and ``shadow ban``
             policies, and the ``list``.
@@ -65,7 +65,7 @@ class Simulation:
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
         self.requests = self.refused_before = self._first_us = 0
-        self.clients: Counter[str] = Counter()
+        self.clients: defaultdict[str, array[int]] = defaultdict(partial(array, "q"))
         self.refused: Counter[str] = Counter()
         self.rows: defaultdict[tuple[str, str], RuleCounts] = defaultdict(RuleCounts)
         for middleware in replay.middlewares:
@@ -80,7 +80,7 @@ class Simulation:
         self.refused_before += record.status == 429
         self._first_us = self._first_us or self._replay.now_us
         client = replayed.client
-        self.clients[client] += 1
+        self.clients[client].append(self._replay.now_us)
         if replayed.outcome is not None:
             self._count(replayed.outcome)
         for event in replayed.events:
@@ -127,7 +127,7 @@ class Simulation:
             rules.append({"rule": name, "kind": kind, **counts})
         most_refused = []
         for client, count in self.refused.most_common(MAX_REFUSED):
-            most_refused.append({"client": client, "requests": self.clients[client], "refused": count})
+            most_refused.append({"client": client, "requests": len(self.clients[client]), "refused": count})
         return {
             "requests": self.requests,
             "clients": len(self.clients),
@@ -142,26 +142,6 @@ class Simulation:
 
 
 # -- the busiest moments -----------------------------------------------------------------------------------------------
-
-
-class LoadProfile:
-    """Measures how busy the clients of a log were.
-
-    Attributes:
-        requests: The number of HTTP requests.
-        clients: The times of the requests of each client, in microseconds, ascending.
-    """
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.clients: dict[str, array[int]] = {}
-        self._replay = Replay.of(limits=_BOUNDLESS)
-
-    async def add(self, record: AccessRecord) -> None:
-        """Measure an HTTP request."""
-        replayed = await self._replay.play(record)
-        self.requests += 1
-        self.clients.setdefault(replayed.client, array("q")).append(self._replay.now_us)
 
 
 def measure(times_us: Mapping[str, Sequence[int]]) -> Json:
