@@ -14,7 +14,7 @@ from .facts import EVERY, OF_VERSION, OF_WORKERS, UNREAD, Fact, FactsOfRules, Ve
 from .kinds import EVERYONE, Subject, is_operator
 from .published_rules import of_workers
 from .recent_events import SUBJECTS, LoggedEvent
-from .rows import as_json, listed, named, row_of_window, seconds, span
+from .rows import as_json, listed, named, seconds, span
 from .slices import CLIENTS, KEYS, WORKERS, read_events, read_ranking
 from .traffic import Ranking
 
@@ -89,27 +89,18 @@ def answer_of(facts: Facts) -> dict[str, Any]:
 def row_of_fact(fact: Fact) -> dict[str, Any]:
     """Return the row of a rule, a list or a ban."""
     row = {"rule": fact.by, "now": fact.does.value, **named(fact, "what", "requests", "key", "note")}
-    if fact.window is not None:
-        row = {**row_of_window(fact.window), **row}
+    window = fact.window
+    if window is not None:
+        row |= {
+            **named(window, "name", "used", "remaining"),
+            "amount": window.limit.amount,
+            "retry_after_s": seconds(window.retry_after_us),
+            "more_after_s": seconds(window.more_after_us),
+            "reset_after_s": seconds(window.reset_after_us),
+        }
     if fact.ban is not None:
         row["ban"] = as_json(fact.ban)
     return row
-
-
-class Answers(NamedTuple):
-    """The store's answers for all keys.
-
-    Attributes:
-        overrides: The changes of limits in force.
-        events: The latest events, the newest first; None if no worker writes statistics.
-        rankings: The clients and the keys of the last five minutes.
-    """
-
-    published: Sequence[Publication]
-    overrides: Sequence[Override]
-    bans: Iterable[Ban]
-    events: Sequence[LoggedEvent] | None
-    rankings: Sequence[Ranking]
 
 
 async def facts_of(limiter: Limiter, key: Any) -> Facts:
@@ -125,26 +116,38 @@ async def facts_of(limiter: Limiter, key: Any) -> Facts:
         now_us = await limiter.now_us()
         rankings = [await read_ranking(limiter, kind, MOST_CLIENTS, now_us) for kind in (CLIENTS, KEYS)]
     bans = [ban async for ban in limiter.bans()]
-    answers = Answers(await limiter.published(), await limiter.overrides(), bans, events, rankings)
-    return await facts_in(answers, limiter, key)
+    return await facts_in(limiter, key, await limiter.published(), await limiter.overrides(), bans, events, rankings)
 
 
-async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
+async def facts_in(
+    limiter: Limiter,
+    key: Any,
+    published: Sequence[Publication],
+    overrides: Iterable[Override],
+    bans: Iterable[Ban],
+    events: Iterable[LoggedEvent] | None,
+    rankings: Iterable[Ranking],
+) -> Facts:
     """Return the facts about a key, given the store's answers for all keys; only windows are read from the store.
+
+    Args:
+        overrides: The changes of limits in force.
+        events: The latest events, the newest first; None if no worker writes statistics.
+        rankings: The clients and the keys of the last five minutes.
 
     Raises:
         StoreError: The store does not answer.
     """
     subject = Subject(limiter, key)
-    published = answers.published or [Publication(0, ())]  # without rules its bans are known
+    published = published or [Publication(0, ())]  # without rules its bans are known
     rules = [rule for publication in published for rule in publication.rules]
     keys = {subject.key, *(subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
-    changes = {override.name: override for override in answers.overrides}
+    changes = {override.name: override for override in overrides}
     maker = FactsOfRules(
         subject,
-        bans=await _bans_among(answers.bans, subject, {*keys, EVERYONE}),
+        bans=await _bans_among(bans, subject, {*keys, EVERYONE}),
         operators=[*filter(is_operator, keys_refusing(limiter, key))],
-        amounts={client.key: client.amounts for ranking in answers.rankings for client in ranking.each()},
+        amounts={client.key: client.amounts for ranking in rankings for client in ranking.each()},
         changes=changes,
     )
     now_us = await _read_windows(limiter, maker, rules)
@@ -161,10 +164,10 @@ async def facts_in(answers: Answers, limiter: Limiter, key: Any) -> Facts:
     if idle_us > IDLE_US:
         left_out.append(f"what workers have changed since their last request, {span(idle_us / 1_000_000)} ago")
     refusals = None
-    if answers.events is None:
+    if events is None:
         left_out.insert(0, NO_STATISTICS)
     else:
-        refusals = _refusals_in(answers.events, keys)
+        refusals = _refusals_in(events, keys)
     is_open = not UNREAD.isdisjoint(maker.left_out)
     return Facts(subject.key, now_us, workers, changes.get("*"), rows, refusals, left_out, is_open)
 

@@ -246,7 +246,8 @@ class FactsOfRules:
                 note = joined(note, f"{rule.limit} in code")
             if rule.by_function:
                 note = joined(note, "by a function, as statistics have seen it")
-            yield Fact(rule.rule, str(window.limit), (rule.requests or EVERY) + among, key, does, note, window)
+            requests = (rule.requests or EVERY) + among
+            yield Fact(rule.rule, str(window.limit), requests, key, does, note, window._replace(name=rule.name))
 
     def _other_key(self, rule: PublishedRule) -> str:
         """Return by which other key a rule counts requests of the key."""

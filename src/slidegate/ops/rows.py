@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from .. import ConfigurationError
-from ..core import LimitState
 from .kinds import digest_prefix, named_kind
 
 _S: Final = 1_000_000
@@ -35,20 +34,6 @@ def as_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [as_json(part) for part in value]
     return value
-
-
-def row_of_window(window: LimitState) -> dict[str, Any]:
-    """Return a window of a key."""
-    return {
-        **named(window, "name", "key", "used", "remaining"),
-        "rule": window.label,
-        "limit": str(window.limit),
-        "amount": window.limit.amount,
-        "shadow": window.shadow,
-        "retry_after_s": seconds(window.retry_after_us),
-        "more_after_s": window.more_after_us / _S,
-        "reset_after_s": window.reset_after_us / _S,
-    }
 
 
 def seconds(value_us: int | None) -> float | None:

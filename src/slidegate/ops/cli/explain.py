@@ -24,7 +24,7 @@ _REFUSALS: Final = ("time", "rule", "limit", "reason", "route", "client")
 
 
 @program.command()
-@asking(code_of=lambda rows: rows[-1]["code"])
+@asking(code_of=lambda rows: rows[0]["code"])
 @click.argument("key")
 @with_value
 async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
@@ -44,7 +44,7 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
     except click.ClickException as error:
         raise NoAnswer(error.message) from error
     facts = await facts_of(limiter, client)
-    return [*_rows(facts)], _lines(facts)
+    return [{**answer_of(facts), "code": _code_of(facts)}], _lines(facts)
 
 
 def _code_of(facts: Facts) -> int:
@@ -53,18 +53,6 @@ def _code_of(facts: Facts) -> int:
     if facts.is_open and facts.off is None:
         return UNKNOWN
     return 0
-
-
-# -- JSON --------------------------------------------------------------------------------------------------------------
-
-
-def _rows(facts: Facts) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the tables, and the verdict as the last one."""
-    answer = answer_of(facts)
-    for name, kind in (("refusals", "refusal"), ("rows", "fact")):
-        for row in answer.pop(name):
-            yield {"row": kind, **row}
-    yield {"row": "verdict", **answer, "code": _code_of(facts)}
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

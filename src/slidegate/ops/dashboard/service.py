@@ -21,7 +21,7 @@ from ... import ConfigurationError, Limiter, StoreError
 from ...core import Ban
 from ...core.errors import quoted
 from ...limiter import Action, Override, Publication, keys_refusing
-from ..explain import MOST_CLIENTS, MOST_EVENTS, Answers, Facts, facts_in
+from ..explain import MOST_CLIENTS, MOST_EVENTS, Facts, facts_in
 from ..rows import key_of, span
 from ..slices import CLIENTS, KEYS, read_events, read_ranking, read_stats, steps_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
@@ -206,8 +206,7 @@ class Service:
         published, overrides, bans, events, *rankings = await together(
             self.published(), self.overrides(), self.bans(), self.events(), self.ranking(CLIENTS), self.ranking(KEYS)
         )
-        answers = Answers(published, overrides, bans.all, events, rankings)
-        facts = await facts_in(answers, self.limiter, key)
+        facts = await facts_in(self.limiter, key, published, overrides, bans.all, events, rankings)
         return Client(self.limiter.key_for(outermost_key), bans.refusing(self.limiter, key), facts)
 
     # -- what is in force ----------------------------------------------------------------------------------------------
