@@ -254,7 +254,7 @@ def _since_us(limit: AnyLimit, now_us: int) -> int:
     if isinstance(limit, Limit):
         return now_us - limit.window_us + 1
     assert isinstance(limit, Quota)
-    return limit.period_at(now_us).start_us
+    return limit.calendar.period_at(now_us).start_us
 
 
 def _within(store: Store, limits: Sequence[AnyLimit]) -> Sequence[AnyLimit]:

@@ -6,7 +6,7 @@ values.txt has each expression with its value, as a reader would say it; ``x = .
 import re
 import zoneinfo
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +21,7 @@ from slidegate import BanPolicy, ConfigurationError, Decision, Limit, MemoryStor
 from slidegate.core import NEVER, Bucket, Networks, Reason, WindowState, parse_address
 from slidegate.core.addresses import format_network, parse_network
 from slidegate.core.bans.policy import may_ban
-from slidegate.core.calendar import Anchor, Calendar
+from slidegate.core.calendar import WEEKDAYS, Calendar, read_start
 from slidegate.core.counters import PermitCounter
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
 from slidegate.core.memo import key_bytes, remember
@@ -210,21 +210,21 @@ def unix_us(moment: datetime) -> int:
     return (moment - EPOCH) // US
 
 
-def starts_on(unit: str, anchor: Anchor, day: date) -> bool:
+def starts_on(unit: str, start: datetime, day: date) -> bool:
     """Say whether a period starts on a day, as a calendar on paper shows it."""
     last_of_month = (day + DAY).month != day.month
-    on_day = day.day == anchor.day or (last_of_month and day.day < anchor.day)
+    on_day = day.day == start.day or (last_of_month and day.day < start.day)
     return {
         "day": True,
-        "week": day.weekday() == anchor.weekday,
+        "week": day.weekday() == start.weekday(),
         "month": on_day,
-        "year": day.month == anchor.month and on_day,
+        "year": day.month == start.month and on_day,
     }[unit]
 
 
-def moment_of(day: date, minute: int, zone: tzinfo) -> datetime:
+def moment_of(day: date, time_of_day: time, zone: tzinfo) -> datetime:
     """Return when the clocks of a zone first show a time of day, by trying the offsets of the days around it."""
-    naive = datetime(day.year, day.month, day.day) + timedelta(minutes=minute)
+    naive = datetime.combine(day, time_of_day)
     offsets = []
     for around in (-DAY, DAY):
         offset = (naive + around).replace(tzinfo=UTC).astimezone(zone).utcoffset()
@@ -234,22 +234,25 @@ def moment_of(day: date, minute: int, zone: tzinfo) -> datetime:
     return min(shown) if shown else moments[0]  # in a gap: by the offset before it
 
 
-def starts_around(unit: str, anchor: Anchor, zone: tzinfo, moment: datetime) -> Iterator[datetime]:
+def starts_around(unit: str, start: datetime, zone: tzinfo, moment: datetime) -> Iterator[datetime]:
     """Yield the starts of periods for more than a year before and two after a moment, in order."""
     day = (moment - 400 * DAY).astimezone(zone).date()
     for _ in range(1_300):
-        if starts_on(unit, anchor, day):
-            yield moment_of(day, anchor.minute, zone)
+        if starts_on(unit, start, day):
+            yield moment_of(day, start.time(), zone)
         day += DAY
 
 
-ANCHORS: dict[str, st.SearchStrategy[Anchor]] = {
-    "day": (st.integers(0, 1439) | st.sampled_from((0, 60, 120, 150, 180))).map(lambda minute: Anchor(minute=minute)),
-    "week": st.integers(0, 6).map(lambda weekday: Anchor(weekday=weekday)),
-    "month": st.integers(1, 31).map(lambda day: Anchor(day=day)),
-    "year": st.dates(date(2024, 1, 1), date(2024, 12, 31)).map(lambda day: Anchor(day=day.day, month=day.month)),
+MINUTES = st.integers(0, 1439) | st.sampled_from((0, 60, 120, 150, 180))
+STARTS = {
+    "day": MINUTES.map(lambda minute: f"{minute // 60:02}:{minute % 60:02}"),
+    "week": st.sampled_from(WEEKDAYS),
+    "month": st.integers(1, 31),
+    "year": st.dates(date(2024, 1, 1), date(2024, 12, 31)).map("{:%m-%d}".format),
 }
-UNITS = st.sampled_from([*ANCHORS]).flatmap(lambda unit: st.tuples(st.just(unit), ANCHORS[unit]))
+UNITS = st.sampled_from([*STARTS]).flatmap(
+    lambda unit: STARTS[unit].map(lambda text: (unit, read_start(unit, text)[0]))
+)
 # Around the changes of clocks, of months, and where Apia skipped a day.
 DAYS = ("2024-03-31", "2024-10-27", "2024-02-29", "2023-12-31", "2011-12-30", "2018-11-04")
 NEAR = st.builds(
@@ -261,12 +264,12 @@ MOMENTS = NEAR | st.datetimes(datetime(1975, 1, 1), datetime(2080, 1, 1), timezo
 
 
 @given(UNITS, st.sampled_from(ZONES.split()), MOMENTS)
-def test_periods_are_those_of_the_model(made: tuple[str, Anchor], zone_name: str, moment: datetime) -> None:
-    (unit, anchor), zone = made, ZoneInfo(zone_name)
-    starts = sorted(set(starts_around(unit, anchor, zone, moment)))
+def test_periods_are_those_of_the_model(made: tuple[str, datetime], zone_name: str, moment: datetime) -> None:
+    (unit, start), zone = made, ZoneInfo(zone_name)
+    starts = sorted(set(starts_around(unit, start, zone, moment)))
     index = max(number for number, start in enumerate(starts) if start <= moment)
     expected = tuple(map(unix_us, starts[index : index + 3]))
-    calendar = Calendar(unit, anchor, zone)  # type: ignore[arg-type]
+    calendar = Calendar(unit, start, zone)  # type: ignore[arg-type]
     assert calendar.period_at(unix_us(moment)) == expected
     # A calendar remembers its last period; its ends belong to the neighbours.
     start_us, end_us, _ = expected

@@ -382,7 +382,7 @@ def test_a_hit_that_stops_while_the_store_is_away_is_counted_for_a_whole_window_
 async def test_a_step_of_unix_time_moves_quotas_and_bans_alone(opened: Opened, rng: random.Random, kind: str) -> None:
     """That a ban ends so in any store that imports it is in the random bans of the contract."""
     quota, clock, wall = Quota("50/year"), FakeClock(7), FakeClock(YEAR_2100_US + 100 * DAY_US)
-    end_us = quota.period_at(wall.now_us).end_us
+    end_us = quota.calendar.period_at(wall.now_us).end_us
     store, steady = opened(clock=clock, wall_clock=wall), MemoryStore(clock=clock)
     plan, windows = Bucket("plan", parse_limits(quota)), ((bucket("5/minute"), "ann", 1), (bucket("100/10m"), "ann", 7))
     await settle(store.bans.ban("user:eve", end_us - wall.now_us, "why", "ann"))

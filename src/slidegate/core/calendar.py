@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from calendar import monthrange
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from .durations import EPOCH, moment
@@ -23,22 +23,11 @@ from .errors import ConfigurationError, quoted
 Unit: TypeAlias = Literal["day", "week", "month", "year"]
 
 WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_DAYS: Final = {"day": 1, "week": 7}
+_MONTHS: Final = {"month": 1, "year": 12}
 _US: Final = timedelta(microseconds=1)
 _LAST_US: Final = (datetime(9990, 1, 1, tzinfo=UTC) - EPOCH) // _US
 """Later times are treated as this one, because `datetime` ends with the year 9999."""
-
-
-class Anchor(NamedTuple):
-    """The start of a period within its unit; each unit uses only its own fields."""
-
-    minute: int = 0
-    """For days: minutes after midnight, 0 to 1439."""
-    weekday: int = 0
-    """For weeks: 0 is Monday."""
-    day: int = 1
-    """For months and years: 1 to 31."""
-    month: int = 1
-    """For years: 1 to 12."""
 
 
 class Period(NamedTuple):
@@ -51,17 +40,19 @@ class Period(NamedTuple):
 
 
 class Calendar:
-    """Computes the periods of one unit, anchor and time zone.
+    """Computes the periods of one unit, start and time zone.
 
     Args:
         unit: ``"day"``, ``"week"``, ``"month"`` or ``"year"``.
+        start: When a period starts, on a day of a leap year. Each unit uses only its own part: the time of day, the day
+            of the week, the day of the month, or month and day.
     """
 
-    __slots__ = ("_latest", "anchor", "unit", "zone")
+    __slots__ = ("_latest", "start", "unit", "zone")
 
-    def __init__(self, unit: Unit, anchor: Anchor, zone: tzinfo) -> None:
+    def __init__(self, unit: Unit, start: datetime, zone: tzinfo) -> None:
         self.unit = unit
-        self.anchor = anchor
+        self.start = start
         self.zone = zone
         self._latest = Period(0, 0, 0)
 
@@ -75,11 +66,10 @@ class Calendar:
     def _find(self, unix_us: int) -> Period:
         """Compute the period that contains a time."""
         day = moment(unix_us).astimezone(self.zone).date()
-        hour, minute = divmod(self.anchor.minute, 60)
         moments_us = set()
         # A zone that skips a whole day makes two starts coincide, so there are more than the three that are needed.
         for number in range(-2, 6):
-            local = datetime.combine(self._first_day(day, number), time(hour, minute), tzinfo=self.zone)
+            local = datetime.combine(self._first_day(day, number), self.start.time(), tzinfo=self.zone)
             moments_us.add((local - EPOCH) // _US)
         starts = sorted(moments_us)
         following = bisect_right(starts, unix_us)
@@ -87,58 +77,37 @@ class Calendar:
 
     def _first_day(self, day: date, number: int) -> date:
         """Return the first day of a period near a day; that of `number` + 1 is the next one."""
-        anchor = self.anchor
-        if self.unit == "day":
-            return day + timedelta(days=number)
-        if self.unit == "week":
-            days_since = (day.weekday() - anchor.weekday) % 7
-            return day + timedelta(days=7 * number - days_since)
-        if self.unit == "month":
-            return _clamped(day.year, day.month + number, anchor.day)
-        return _clamped(day.year + number, anchor.month, anchor.day)
+        start = self.start
+        if self.unit in _DAYS:
+            days = _DAYS[self.unit]
+            return day + timedelta(days=days * number - (day.weekday() - start.weekday()) % days)
+        months = _MONTHS[self.unit]
+        # 1 is January of the year of `day`, 13 that of the next one, 0 December of the one before.
+        month = day.month - (day.month - start.month) % months + months * number
+        years, months_before = divmod(month - 1, 12)
+        year, month = day.year + years, months_before + 1
+        _, last_day = monthrange(year, month)
+        return date(year, month, min(start.day, last_day))
 
 
-def _clamped(year: int, month: int, day: int) -> date:
-    """Return a date; a day that its month lacks is replaced by the last one of the month.
-
-    Args:
-        year: The year in which the months begin to count.
-        month: 1 is January of that year, 13 that of the next one, 0 December of the one before.
-        day: 1 to 31.
-    """
-    years, months = divmod(month - 1, 12)
-    year, month = year + years, months + 1
-    _, last_day = monthrange(year, month)
-    return date(year, month, min(day, last_day))
-
-
-def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
-    """Parse the start of a unit's periods; return its anchor and its canonical spelling."""
-    default, expected = _STARTS[unit]
-    if starts is None:
-        return Anchor(), default
+def read_start(unit: Unit, starts: int | str | None) -> tuple[datetime, str]:
+    """Parse the start of a unit's periods; return it for `Calendar`, and its canonical spelling."""
+    text, expected = _STARTS[unit]
     try:
-        return _anchor_of(unit, str(starts).lower())
+        if starts is not None:
+            text = str(starts).lower()
+        if unit == "week":
+            return datetime(2024, 1, 1 + WEEKDAYS.index(text)), text  # from a Monday
+        if unit == "month":
+            start = datetime(2024, 1, int(text))
+            return start, str(start.day)
+        if unit == "day":
+            start = datetime.strptime(text, "%H:%M")  # a time of day has no zone
+            return start, f"{start:%H:%M}"
+        start = datetime.strptime(f"2024-{text}", "%Y-%m-%d")
+        return start, f"{start:%m-%d}"
     except (ValueError, OverflowError):
         raise ConfigurationError(f"a {unit} starts with {expected}, not {quoted(starts)}", "starts") from None
-
-
-def _anchor_of(unit: Unit, text: str) -> tuple[Anchor, str]:
-    """Return the anchor that a text describes, and its canonical spelling.
-
-    Raises:
-        ValueError, OverflowError: It describes none.
-    """
-    if unit == "week":
-        return Anchor(weekday=WEEKDAYS.index(text)), text
-    if unit == "month":
-        day = date(2000, 1, int(text)).day
-        return Anchor(day=day), str(day)
-    if unit == "day":
-        start = datetime.strptime(text, "%H:%M")  # a time of day has no zone
-        return Anchor(minute=60 * start.hour + start.minute), f"{start:%H:%M}"
-    start = datetime.strptime(f"2000-{text}", "%Y-%m-%d")
-    return Anchor(day=start.day, month=start.month), f"{start:%m-%d}"
 
 
 _STARTS: Final[dict[Unit, tuple[str, str]]] = {

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final, Protocol, TypeAlias, final
 
-from .calendar import Period
+from .calendar import Calendar
 from .ring import MAX_UNITS, NEVER, OPEN, Ring, WindowState
 
 ENTRY: Final = Struct("<8sqI")
@@ -44,8 +44,9 @@ class Amount(Protocol):
 class Periods(Amount, Protocol):
     """A `Quota`, as far as its counter needs one."""
 
-    def period_at(self, unix_us: int) -> Period:
-        """See `Quota.period_at`."""
+    @property
+    def calendar(self) -> Calendar:
+        """Its periods."""
 
 
 @final
@@ -82,7 +83,7 @@ class QuotaCounter:
 
     def _ring(self, unix_us: int) -> Ring:
         """Return the ring of the period that contains a Unix time."""
-        period = self._quota.period_at(unix_us)
+        period = self._quota.calendar.period_at(unix_us)
         return Ring(self._quota.amount, 1, period.end_us + 1, 0)
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from .calendar import Calendar, Period, Unit, load_zone, read_anchor
+from .calendar import Calendar, Unit, load_zone, read_start
 from .counters import QuotaCounter
 from .errors import ConfigurationError, quoted
 from .limits import AnyLimit, Identity, check_amount
@@ -68,8 +68,8 @@ class Quota(AnyLimit):
         unit: Any = match["unit"].lower()
         amount = check_amount(int(match["amount"]), "quota", 'for example Quota("10000/month")')
         self._set_name(name)
-        anchor, spelled = read_anchor(unit, starts)
-        calendar = Calendar(unit, anchor, load_zone(zone))
+        start, spelled = read_start(unit, starts)
+        calendar = Calendar(unit, start, load_zone(zone))
         self._fill(amount=amount, unit=unit, suffix=unit, starts=spelled, zone_name=zone, calendar=calendar)
 
     def counter_by(self, unix_us: Callable[[], int]) -> QuotaCounter:
@@ -83,10 +83,6 @@ class Quota(AnyLimit):
     @property
     def wording(self) -> str:
         return f"{self.amount} per {self.unit}"
-
-    def period_at(self, unix_us: int) -> Period:
-        """Return the period that contains a Unix time in microseconds."""
-        return self.calendar.period_at(unix_us)
 
     def expires_us(self, window: bytes) -> int:
         """See `AnyLimit.expires_us`; it is an hour after the end of the period, in Unix time."""

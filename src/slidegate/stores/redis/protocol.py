@@ -236,7 +236,7 @@ class Packing:
             return _LIMIT.pack(field, *limit.counter.terms, 0, limit.resolution, bucket.count_denied)
         if isinstance(limit, Quota):
             field = digest_of(bucket.name, *limit.same_window)  # without LAYOUT: every version reads quotas
-            periods = limit.period_at(self._unix_us())
+            periods = limit.calendar.period_at(self._unix_us())
             return _LIMIT.pack(field, limit.amount, *periods, 0, QUOTA | bucket.count_denied)
         assert permits is not None, "permits are held by a worker"
         row = self.permits_row(bucket, key)
