@@ -22,11 +22,9 @@ from .logs import safe_text
 
 _RUN: Final = 4_096
 """How many ranges are sorted at once."""
-_CLIENTS: Final = {4: (0, (1 << 32) - 1), 6: (0x2000 << 112, (0x4000 << 112) - 1)}
-"""The first and the last address that clients can have, by version. Of IPv6 that is 2000::/3, because only that is
-allocated; bogon lists legitimately contain the rest."""
-ADDRESSES: Final = {version: last - first + 1 for version, (first, last) in _CLIENTS.items()}
-"""How many addresses clients can have, by version."""
+_CLIENTS: Final = {4: (0, 1 << 32), 6: (0x2000 << 112, 0x4000 << 112)}
+"""The first address that clients can have and the one behind the last, by version. Of IPv6 that is 2000::/3, because
+only that is allocated; bogon lists legitimately contain the rest."""
 
 
 class Networks:
@@ -72,29 +70,23 @@ class Networks:
         """Return whether a parsed address is in one of the networks."""
         return bisect_right(self._bounds[version], value) % 2 == 1
 
-    def find(self, version: int, value: int) -> str | None:
-        """Return the name of the list that contains an address: empty, since a set has no name; None if none does."""
-        if not self.covers(version, value):
-            return None
-        return ""
-
     def overlaps(self, version: int, first: int, last: int) -> bool:
         """Return whether one of the networks has an address in common with the range from `first` to `last`."""
         bounds = self._bounds[version]
         before = bisect_right(bounds, first)
         return before % 2 == 1 or before < bisect_right(bounds, last)
 
-    def covered(self, version: int) -> int:
-        """Return how many of the addresses that clients can have, see `ADDRESSES`, are in one of the networks."""
-        lowest, highest = _CLIENTS[version]
+    def share(self, version: int) -> float:
+        """Return the share of the addresses that clients can have which is in one of the networks."""
+        lowest, end = _CLIENTS[version]
         covered = 0
         for _, first, last in _ranges_of(version, self._bounds[version]):
-            covered += max(min(last, highest) - max(first, lowest) + 1, 0)
-        return covered
+            covered += max(min(last + 1, end) - max(first, lowest), 0)
+        return covered / (end - lowest)
 
     def covers_most(self) -> bool:
         """Return whether the networks cover at least half of the addresses of a version."""
-        return any(2 * self.covered(version) >= addresses for version, addresses in ADDRESSES.items())
+        return max(self.share(4), self.share(6)) >= 0.5
 
     def __len__(self) -> int:
         """Return the number of ranges after merging."""

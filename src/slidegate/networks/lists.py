@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import os
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +22,6 @@ from .._watcher import FollowedFile, read_whole
 from ..core import networks as core
 from ..core.addresses import AddressRange, parse_network
 from ..core.errors import ConfigurationError, quoted
-from ..core.networks import ADDRESSES
 from ..core.options import options_checked
 from ..core.passwords import without_passwords
 
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
 MAX_BYTES: Final = 32 << 20
 """The maximum size of a file: enough for more than a million networks, and it bounds the memory for reading."""
 _EVERYBODY: Final = {4: "the IPv4 addresses", 6: "2000::/3, the allocated IPv6 addresses"}
-_MOST_BLOCKED: Final[Mapping[int, int]] = {version: -(-addresses * 9 // 10) for version, addresses in ADDRESSES.items()}
-_MOST_ALLOWED: Final[Mapping[int, int]] = {4: 1 << 28, 6: 1 << 124}
-"""How many addresses are too many for a list from a file, by version: 90 %, and a /4."""
+_MOST_BLOCKED: Final = {4: 0.9, 6: 0.9}
+_MOST_ALLOWED: Final = {4: 2**-4, 6: 2**-1}
+"""Which share of the addresses is too much for a list from a file, by version: 90 %, and a /4."""
 
 
 class Networks(core.Networks):
@@ -95,13 +94,6 @@ class Networks(core.Networks):
             self.file.serve_as("has_client()")
         return client_is_in(self, self.file)
 
-    def find(self, version: int, value: int) -> str | None:
-        """Return the name of the file, else ``""``, if a parsed address is in one of the networks; None if not."""
-        name = super().find(version, value)
-        if name is None or self.file is None:
-            return name
-        return self.file.name
-
 
 class ListFile(FollowedFile):
     """A file of networks, which is followed by the middlewares that have it as a blocklist or an allowlist.
@@ -157,10 +149,10 @@ class ListFile(FollowedFile):
         if role == "blocklist":
             most, effect = _MOST_BLOCKED, "refuse nearly everybody"
         for version, allowed in most.items():
-            covered = networks.covered(version)
-            if covered < allowed or self._is_wide:
+            share = networks.share(version)
+            if share < allowed or self._is_wide:
                 continue
-            percent = 100 * covered // ADDRESSES[version]
+            percent = int(100 * share)
             raise ConfigurationError(
                 f"{self.path}: covers {percent} % of {_EVERYBODY[version]}, so it would {effect}; correct the file, or "
                 "if you mean that, write Networks.from_file(path, wide=True), in slidegate.toml "

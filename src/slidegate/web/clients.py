@@ -59,15 +59,17 @@ class Blocklist:
     def __init__(self, networks: Networks, trusted: Networks) -> None:
         self._networks = networks
         self._spared = Networks()
-        if networks.file is not None and not networks.file.private:
-            self._spared = Networks.of_ranges([*PRIVATE.ranges(), *trusted.ranges()])
+        self._name = "blocklist"
+        if networks.file is not None:
+            self._name = networks.file.name
+            if not networks.file.private:
+                self._spared = Networks.of_ranges([*PRIVATE.ranges(), *trusted.ranges()])
 
     def find(self, version: int, value: int) -> str | None:
         """Return the name of the list if it refuses an address, ``blocklist`` without one; None if not."""
-        name = self._networks.find(version, value)
-        if name is None or self._spared.covers(version, value):
-            return None
-        return name or "blocklist"
+        if self._networks.covers(version, value) and not self._spared.covers(version, value):
+            return self._name
+        return None
 
     def ranges(self) -> Iterator[AddressRange]:
         """Return the ranges that it refuses."""

@@ -166,9 +166,10 @@ class Signals:
         if protected == UNKNOWN_PEER:
             return None
         spelled, _ = self._engine.keys.normalize(key)
-        if may_ban(policy, protected, self._protected) and may_ban(policy, spelled, self._protected):
-            return spelled
-        return None
+        for banned in (protected, spelled):
+            if not may_ban(policy, banned, self._protected):
+                return None
+        return spelled
 
     # -- strikes -------------------------------------------------------------------------------------------------------
 
