@@ -23,7 +23,7 @@ class Small(NamedTuple):
 
     def ring(self, amount: int = AMOUNT) -> Ring:
         span_us = self.slices * self.step_us + 1 if self.step_us > 1 else self.slices
-        return Ring(amount, self.slices, self.step_us, span_us)
+        return Ring((amount, self.step_us, span_us), self.slices)
 
     def start_of(self, at_us: int) -> int:
         return at_us - at_us % self.step_us

@@ -84,7 +84,7 @@ class QuotaCounter:
     def _ring(self, unix_us: int) -> Ring:
         """Return the ring of the period that contains a Unix time."""
         period = self._quota.calendar.period_at(unix_us)
-        return Ring(self._quota.amount, 1, period.end_us + 1, 0)
+        return Ring((self._quota.amount, period.end_us + 1, 0), 1)
 
 
 @final

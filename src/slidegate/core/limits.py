@@ -60,7 +60,7 @@ class AnyLimit:
         life_us: The longest time that a unit may count in a window of this length, in microseconds; 0 if unknown.
         is_listed: Whether it can be one of several limits; if not, it is configured by an option of its own.
         suffix: Distinguishes the limit's name on the wire from others of its rule.
-        check_us: How long after units were spent to check whether they have left, in microseconds.
+        check_us: How long after the moment of units to check whether they have left, in microseconds.
     """
 
     # Not an ABC: every decision calls `isinstance` on limits, which ABCMeta makes ten times slower. Not a dataclass:
@@ -119,9 +119,9 @@ class AnyLimit:
     def wording(self) -> str:
         """The limit in words: ``"100 per 1m"``."""
 
-    @abstractmethod
     def expires_us(self, window: bytes) -> int:
-        """Return when a window becomes empty if nothing is added to it, in microseconds."""
+        """Return when a window becomes empty if nothing is added to it, in microseconds, whatever the amount."""
+        return expires_us(window, self.check_us)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self}>"
@@ -208,7 +208,7 @@ class Limit(AnyLimit):
         life_us = (slices + 1) * slice_us
         self._fill(window_us=window_us, resolution=resolution, life_us=life_us, check_us=life_us)
         self._fill(slice_us=slice_us, slices=slices, suffix=f"{window_us / 1_000_000:.6f}".rstrip("0").rstrip("."))
-        self._fill(counter=Ring(amount, resolution, slice_us, window_us))
+        self._fill(counter=Ring((amount, slice_us, window_us), resolution))
         self.become(amount)
 
     def counter_by(self, unix_us: Callable[[], int]) -> Ring:
@@ -224,7 +224,7 @@ class Limit(AnyLimit):
         step_us, span_us = self.slice_us, self.slices * self.slice_us + 1
         if exact:
             step_us, span_us = 1, self.window_us
-        self.counter.become((amount, step_us, span_us))
+        self.counter.terms = amount, step_us, span_us
         self._fill(amount=amount, exact=exact, span_us=span_us)
 
     @property
@@ -242,10 +242,6 @@ class Limit(AnyLimit):
     @property
     def wording(self) -> str:
         return f"{self.amount} per {format_duration(self.window_us)}"
-
-    def expires_us(self, window: bytes) -> int:
-        """See `AnyLimit.expires_us`; the result does not depend on the amount."""
-        return expires_us(window, self.life_us)
 
     def __str__(self) -> str:
         text = f"{self.amount}/{format_duration(self.window_us)}"

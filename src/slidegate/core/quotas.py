@@ -18,7 +18,6 @@ from .calendar import Calendar, Unit, load_zone, read_start
 from .counters import QuotaCounter
 from .errors import ConfigurationError, quoted
 from .limits import AnyLimit, Identity, check_amount
-from .ring import expires_us
 
 KEPT_US: Final = 3_600_000_000
 """How long a count is kept after its period, in case the system clock is set back."""
@@ -83,10 +82,6 @@ class Quota(AnyLimit):
     @property
     def wording(self) -> str:
         return f"{self.amount} per {self.unit}"
-
-    def expires_us(self, window: bytes) -> int:
-        """See `AnyLimit.expires_us`; it is an hour after the end of the period, in Unix time."""
-        return expires_us(window, KEPT_US)
 
     def __str__(self) -> str:
         return self._with_name(f"{self.amount}/{self.unit} from {self.starts} in {self.zone_name}")

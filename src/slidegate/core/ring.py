@@ -77,33 +77,24 @@ _EMPTY_HEAD: Final[Head] = (0, 0, -1, 2**61)
 class Ring:
     """Counts the units of a sliding limit.
 
-    Its terms are one tuple, which `become` replaces at once and every method reads once: a hit of another thread goes
-    by the terms before or after, never by a mixture. The bytes of a ring do not contain them.
+    Its terms are one tuple, which may be replaced, and which every method reads once: a hit of another thread goes by
+    the terms before or after, never by a mixture. The bytes of a ring do not contain them: what was counted stays, and
+    counts under the new ones.
 
     Args:
-        amount: The most units in a window.
-        resolution: The number of counters that a window may store.
-        step_us: Length of a slice, in microseconds; 1 for an exact limit.
-        span_us: How long units count after their moment, in microseconds.
-
-    Attributes:
         terms: Amount, step and span.
+        resolution: The number of counters that a window may store.
     """
 
     __slots__ = ("resolution", "terms")
 
-    def __init__(self, amount: int, resolution: int, step_us: int, span_us: int) -> None:
-        self.terms: Terms = (amount, step_us, span_us)
+    def __init__(self, terms: Terms, resolution: int) -> None:
+        self.terms = terms
         self.resolution = resolution
 
     # Copies and pickles of compiled classes are created with their arguments.
-    def __getnewargs__(self) -> tuple[int, int, int, int]:
-        amount, step_us, span_us = self.terms
-        return amount, self.resolution, step_us, span_us
-
-    def become(self, terms: Terms) -> None:
-        """Count by other terms from now on. What was counted stays, and counts under them."""
-        self.terms = terms
+    def __getnewargs__(self) -> tuple[Terms, int]:
+        return self.terms, self.resolution
 
     def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
         """Spend units if there is room for them.
@@ -148,7 +139,7 @@ class Ring:
         charged = min(units, MAX_UNITS - _head_of(window)[0])
         if not charged:
             return window, 0
-        window, state = Ring(MAX_UNITS, self.resolution, step_us, span_us).spend(window, now_us, charged)
+        window, state = Ring((MAX_UNITS, step_us, span_us), self.resolution).spend(window, now_us, charged)
         if state[0] > amount and len(window) > HEAD_BYTES + 2 * self.resolution * ENTRY_BYTES:
             window = _merge_oldest(window)
         return window, charged

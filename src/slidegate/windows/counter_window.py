@@ -25,7 +25,7 @@ class CounterWindow:
         self._slices = check_whole(slices, 1, MAX_AMOUNT, "slices", "for example 10")
         self._slice_us = check_whole(slice_us, 1, 2**62, "slice_us", "for example 100_000")
         span_us = self._slices * self._slice_us + 1
-        self._counter = Ring(MAX_UNITS, self._slices, self._slice_us, span_us)
+        self._counter = Ring((MAX_UNITS, self._slice_us, span_us), self._slices)
         self._window = b""
 
     def add(self, now_us: int, units: int = 1) -> None:

@@ -166,8 +166,8 @@ def _counting(after: Limit) -> Limit:
     limit = Limit(after.amount, timedelta(microseconds=after.window_us), resolution=MAX_EXACT)
     amount, step_us, _ = limit.counter.terms
     span_us = after.window_us - step_us + 1
-    limit.counter.become((amount, step_us, span_us))
-    limit._fill(life_us=span_us)  # so that stores know when a window of strikes is empty
+    limit.counter.terms = amount, step_us, span_us
+    limit._fill(life_us=span_us, check_us=span_us)  # so that stores know when a window of strikes is empty
     return limit
 
 
