@@ -38,7 +38,7 @@ POLICY = BanPolicy("3/minute", "10m", factor=2, forgive="1h")
 CHECKS: Final = ((Bucket("asked", parse_limits("5/hour")), "user:ann", 1),)
 QUESTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **{name: partial(lambda ask, store: getattr(store, ask)(CHECKS), name) for name in ("hit", "peek", "charge")},
-    "refund": lambda store: store.refund(reserved(CHECKS, [1], [1])),
+    "refund": lambda store: store.refund(reserved(CHECKS, [(1, 0, 1, 0)], [1])),
     "reset": lambda store: store.reset("user:ann"),
     "reset_all": lambda store: store.reset_all(),
     "inspect": lambda store: store.inspect([CHECKS[0]]),

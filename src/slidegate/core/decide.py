@@ -101,8 +101,7 @@ def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) 
         _, (spent, leaves_us, mark, _) = counter.spend(windows[key], now_us, 0)
         states.append((spent, leaves_us, mark, 0))
         units.append(charged)
-    marks = [mark for _, _, mark, _ in states]
-    return Decision(True, OK, now_us, checks, states, reserved(checks, marks, units))
+    return Decision(True, OK, now_us, checks, states, reserved(checks, states, units))
 
 
 def refund_all(reservations: Sequence[Reservation], refs: Sequence[WindowRef], now_us: int) -> bool:

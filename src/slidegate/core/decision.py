@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from itertools import islice
+from itertools import chain
 from typing import Any, Final
 
 from .bans.ban import Ban, longest
 from .buckets import Check, windows_of
-from .readings import LimitState, ceil_s, limits_read, state_of, tightness
+from .readings import LimitState, by_check, ceil_s, limits_read, state_of, tightness
 from .reservation import Reservation, reserved
 from .ring import WindowState
 
@@ -159,13 +159,10 @@ class Decision:
         """
         if self._reservations is None:
             # The newest units of each window are those that this question charged.
-            marks = [mark for _, _, mark, _ in self.readings]
-            units: list[int] = []
-            for bucket, _, cost in self.checks:
-                if self.released and bucket.is_permit:
-                    cost = 0
-                units += [cost] * len(bucket.limits)
-            self._reservations = reserved(self.checks, marks, units)
+            self._reservations = reserved(self.checks, self.readings)
+            for reservation in self._reservations:
+                if self.released and reservation.check[0].is_permit:
+                    reservation.ended = True
         return self._reservations
 
     @reservations.setter
@@ -209,10 +206,9 @@ class Decision:
         if not self.readings or not charged.readings:
             return
         self._reservations = self.reservations  # by the marks of the readings, which are replaced here
-        own_first, own_last = _readings_of(self.checks, index)
-        first, last = _readings_of(charged.checks, at)
-        later = charged.readings_as_of(self.now_us)[first:last]
-        self.readings = [*self.readings[:own_first], *later, *self.readings[own_last:]]
+        own = by_check(self.checks, self.readings)
+        own[index] = by_check(charged.checks, charged.readings_as_of(self.now_us))[at]
+        self.readings = [*chain.from_iterable(own)]
 
     def readings_as_of(self, now_us: int) -> Sequence[WindowState]:
         """Return the readings with the same spans from another moment, perhaps one by the clock of another store."""
@@ -299,12 +295,6 @@ def refused_by_ban(ban: Ban, now_us: int, checks: Sequence[Check] = ()) -> Decis
     return Decision(False, BANNED, now_us, checks, by=ban.by, ban=ban)
 
 
-def _readings_of(checks: Sequence[Check], index: int) -> tuple[int, int]:
-    """Return where the readings of a check begin and end among those of a question."""
-    first = sum([len(bucket.limits) for bucket, _, _ in checks[:index]])
-    return first, first + len(checks[index][0].limits)
-
-
 def refused_later(
     readings: Sequence[WindowState],
     decided_us: int,
@@ -341,11 +331,11 @@ def joined(decisions: Sequence[Decision]) -> Decision:
     last = (named or decisions)[-1]
     if len(named) < 2:
         return last
-    latest: dict[object, tuple[Check, list[WindowState]]] = {}
+    latest: dict[object, tuple[Check, Sequence[WindowState]]] = {}
     for decision in named:
-        readings = iter(decision.readings_as_of(last.now_us))
-        for check in decision.checks:
-            latest[windows_of(check)] = check, [*islice(readings, len(check[0].limits))]
+        states = by_check(decision.checks, decision.readings_as_of(last.now_us))
+        for check, own in zip(decision.checks, states, strict=True):
+            latest[windows_of(check)] = check, own
     checks = [check for check, _ in latest.values()]
-    states = [state for _, states in latest.values() for state in states]
-    return Decision(last.allowed, last.reason, last.now_us, checks, states)
+    readings = [state for _, own in latest.values() for state in own]
+    return Decision(last.allowed, last.reason, last.now_us, checks, readings)

@@ -5,8 +5,9 @@ A store returns a bare `WindowState` for each window. Names and spans are comput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import nlargest
+from itertools import islice
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from .buckets import Bucket, Check
@@ -94,6 +95,12 @@ def limits_read(checks: Sequence[Check], readings: Sequence[_T]) -> list[_LimitR
         return []
     limits = [(bucket, key, at, cost) for bucket, key, cost in checks for at in range(len(bucket.limits))]
     return [(*limit, reading) for limit, reading in zip(limits, readings, strict=True)]
+
+
+def by_check(checks: Sequence[Check], readings: Iterable[WindowState]) -> list[Sequence[WindowState]]:
+    """Return the readings of each check, given those of all limits in order."""
+    rest = iter(readings)
+    return [[*islice(rest, len(bucket.limits))] for bucket, _, _ in checks]
 
 
 def tightness(limit: _LimitReading[WindowState]) -> tuple[int, float, int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .buckets import Check
+from .ring import WindowState
 
 
 class Reservation:
@@ -62,17 +63,20 @@ class Reservation:
         return part
 
 
-def reserved(checks: Sequence[Check], marks: Sequence[int], units: Sequence[int]) -> list[Reservation]:
+def reserved(checks: Sequence[Check], readings: Sequence[WindowState], units: Sequence[int] = ()) -> list[Reservation]:
     """Return the reservations of a question, one for each check.
 
     Args:
-        marks: The mark of the charged units in each window, in the order of the limits of each check.
-        units: How many units were charged, in the same order.
+        readings: The states of the windows after the charge, with the marks of the charged units.
+        units: How many units of each limit were charged; by default the cost of each check.
     """
     reservations: list[Reservation] = []
     first = 0
     for index, check in enumerate(checks):
-        last = first + len(check[0].limits)
-        reservations.append(Reservation(index, first, check, marks[first:last], units[first:last]))
+        bucket, _, cost = check
+        last = first + len(bucket.limits)
+        marks = [mark for _, _, mark, _ in readings[first:last]]
+        charged = units[first:last] or [cost] * len(marks)
+        reservations.append(Reservation(index, first, check, marks, charged))
         first = last
     return reservations

@@ -559,7 +559,7 @@ async def outcome(question: Callable[[], Any]) -> Any:
 
 def charged(store: RedisStore) -> list[Reservation]:
     """Return what a decision has charged: a unit and a permit."""
-    reservations = reserved((*CHECKS, TAKEN), [1, 0], [1, 1])
+    reservations = reserved((*CHECKS, TAKEN), [(1, 0, 1, 0), (1, 0, 0, 0)], [1, 1])
     reservations[1].holder = store.batcher().permits
     return reservations
 

@@ -185,7 +185,7 @@ def _decision(answer: bytes, batcher: Batcher, what: int, question: Question, no
         charged = None  # each check charged its cost; see `Decision`
     elif what == CHARGE:
         units = [units for (units,) in _COUNTED.iter_unpack(answer[end:])]
-        charged = reserved(checks, [mark for _, _, mark, _ in states], units)
+        charged = reserved(checks, states, units)
     decision = Decision(status == OK, _REASONS[status], now_us, checks, states, charged)
     if question.has_permits and decision.reservations:
         batcher.permits.hold(decision, batcher.parts.packing.permits_row)

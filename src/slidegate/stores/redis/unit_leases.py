@@ -218,8 +218,7 @@ def admitted_before(decision: Decision, later: int, now_us: int) -> Decision:
 
 def charges_of(decision: Decision, times: int) -> Sequence[Reservation]:
     """Return what several equal hits were charged, given the decision after them."""
-    marks = [mark for _, _, mark, _ in decision.readings]
-    return reserved(decision.checks, marks, _units(decision.checks, times))
+    return reserved(decision.checks, decision.readings, _units(decision.checks, times))
 
 
 def _units(checks: Sequence[Check], times: int) -> list[int]:
