@@ -25,6 +25,7 @@ import lmdb
 from ...core.bans.ban import Ban, read_ban
 from ...core.bans.networks import MAX_NETWORKS, BannedNetworks
 from ...core.bans.strikes import Level, read_level
+from ...core.errors import SlidegateError
 from ...core.store import Clock
 from ...core.stored import all_readable, json_of, read_by_name, readable
 
@@ -59,7 +60,7 @@ READ_STEP: Final = 100
 """How many bans of networks are read in one transaction, which blocks an event loop for about a millisecond."""
 
 
-class Unfinished(Exception):
+class Unfinished(SlidegateError):
     """A transaction changes nothing and is tried again: it has done a part of what takes an event loop too long."""
 
 
