@@ -33,6 +33,7 @@ from slidegate import SlidegateError
 
 from ..ops.cli.terminal import Terminal, command
 from ..redis_servers import needs_redis
+from ..skips import needs_lmdb
 from ..virtual_time import use_virtual_time
 from ..web.stage import Stage
 
@@ -60,6 +61,8 @@ async def ask(path, **form):
         answer = await client.request(**sent)
     return answer.headers.get("location") or (answer.json() if path.startswith("api/") else answer.text)
 """
+NEEDED = {"redis": needs_redis, "lmdb": needs_lmdb}
+"""Where the program of a case has no store, its requests would wait for ever."""
 BEGINS = re.compile("^== ", re.MULTILINE)
 ENTRY = re.compile(r"^((?:\|.*\n)+|(?:>|>>>|\$) .*\n)", re.MULTILINE)
 
@@ -83,7 +86,7 @@ def cases() -> Iterator[Any]:
             part = text[start:end]
             about = dict(re.findall(r"^(from|ruling|stores): (.+)$", part, re.MULTILINE))
             for store in about.get("stores", "memory").split(", "):
-                marks = [needs_redis] if store == "redis" else []
+                marks = NEEDED.get(store, ())
                 yield pytest.param(Case(path, part, store), store, id=str(Case(path, part, store)), marks=marks)
 
 
