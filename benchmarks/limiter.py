@@ -61,11 +61,11 @@ async def candidate(make: Callable[[], Hits], refused: bool) -> Round:
 TABLES: Final = {
     "Admitted": [
         Row("slidegate", partial(candidate, ours, False)),
-        Row("limits", partial(candidate, theirs, False), per="slidegate", target="≥1.6"),
+        Row("limits", partial(candidate, theirs, False), per="slidegate", target="≥1.55"),
     ],
     "Refused": [
         Row("slidegate, refused", partial(candidate, ours, True)),
-        Row("limits, refused", partial(candidate, theirs, True), per="slidegate, refused", target="≥1.4"),
+        Row("limits, refused", partial(candidate, theirs, True), per="slidegate, refused", target="≥1.2"),
     ],
 }
 main: Final = partial(rounds.main, tables=TABLES)
