@@ -16,7 +16,7 @@ from .published_rules import of_workers
 from .recent_events import SUBJECTS, LoggedEvent
 from .rows import as_json, listed, named, seconds, span
 from .slices import CLIENTS, KEYS, WORKERS, read_events, read_ranking
-from .traffic import Ranking
+from .traffic import ClientTraffic, Ranking
 
 MOST_EVENTS: Final = 1_000
 """Among how many events its refusals are sought."""
@@ -40,6 +40,7 @@ class Facts(NamedTuple):
         off: The change that has switched all workers off; None for none.
         rows: A row for each limit, list and ban.
         refusals: Its last refusals, the newest first; None if no worker writes statistics.
+        seen: What statistics have counted of it in the last five minutes; None if it is not among those listed.
         left_out: What could not be read.
         is_open: Whether without that it is not known if the key is refused.
     """
@@ -50,6 +51,7 @@ class Facts(NamedTuple):
     off: Override | None
     rows: Sequence[Fact]
     refusals: Sequence[LoggedEvent] | None
+    seen: ClientTraffic | None
     left_out: Sequence[str]
     is_open: bool
 
@@ -60,6 +62,13 @@ class Facts(NamedTuple):
             return None
         refusing = [row for row in self.rows if row.does is Verdict.REFUSES or row.may_refuse]
         return min(refusing, key=lambda row: (row.may_refuse, row.requests != EVERY), default=None)
+
+    @property
+    def refused_lately(self) -> str:
+        """How often it was refused in the last five minutes; empty if statistics know of no refusal."""
+        if self.seen is None or not self.seen.refused:
+            return ""
+        return f"refusals in the last five minutes: {self.seen.refused:,}, most by {self.seen.rule}"
 
     @property
     def behind(self) -> dict[str, str]:
@@ -81,6 +90,7 @@ def answer_of(facts: Facts) -> dict[str, Any]:
         "workers": facts.workers,
         "not_read": [*facts.left_out],
         "behind": facts.behind,
+        "refused": facts.seen and facts.seen.refused,
         "refusals": [{"at": seconds(event.time_us), **event.details} for event in facts.refusals or ()],
         "rows": [row_of_fact(fact) for fact in facts.rows],
     }
@@ -143,11 +153,13 @@ async def facts_in(
     rules = [rule for publication in published for rule in publication.rules]
     keys = {subject.key, *(subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
     changes = {override.name: override for override in overrides}
+    traffic = {client.key: client for ranking in rankings for client in ranking.each()}
+    clients = [subject.counted_by(rule)[0] for rule in rules if rule.action == "client"]
     maker = FactsOfRules(
         subject,
         bans=await _bans_among(bans, subject, {*keys, EVERYONE}),
         operators=[*filter(is_operator, keys_refusing(limiter, key))],
-        amounts={client.key: client.amounts for ranking in rankings for client in ranking.each()},
+        amounts={name: client.amounts for name, client in traffic.items()},
         changes=changes,
     )
     now_us = await _read_windows(limiter, maker, rules)
@@ -169,7 +181,8 @@ async def facts_in(
     else:
         refusals = _refusals_in(events, keys)
     is_open = not UNREAD.isdisjoint(maker.left_out)
-    return Facts(subject.key, now_us, workers, changes.get("*"), rows, refusals, left_out, is_open)
+    seen = next((traffic[name] for name in (subject.key, *clients) if name in traffic), None)
+    return Facts(subject.key, now_us, workers, changes.get("*"), rows, refusals, seen, left_out, is_open)
 
 
 async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[str]) -> list[Ban]:

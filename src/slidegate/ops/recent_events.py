@@ -15,6 +15,7 @@ from ..core import Decision
 from ..core.logs import escaped, safe_text
 from ..events import Event, Outcome
 from .rows import named
+from .traffic import names_of
 
 MAX_EVENTS: Final = 100
 MAX_REFUSALS: Final = 50
@@ -85,9 +86,8 @@ class RecentEvents:
 
 def _entry_of_refusal(outcome: Outcome, refusal: Decision) -> dict[str, Any]:
     """Return a refused request as an event."""
-    rule = ", ".join(outcome.rules)
-    by = refusal.by
-    details: dict[str, object] = {"client": outcome.client, "key": outcome.client, "rule": rule, "limit": "", "by": by}
+    names = ", ".join(names_of(outcome, refusal))
+    details: dict[str, object] = {"client": outcome.client, "key": outcome.client, "rule": names, "limit": ""}
     details |= named(outcome, "reason", "route", "status")
     binding = refusal.binding
     if binding is not None:
@@ -95,10 +95,8 @@ def _entry_of_refusal(outcome: Outcome, refusal: Decision) -> dict[str, Any]:
     if refusal.ban is not None:
         details["ban"] = refusal.ban.key
     message = f"{outcome.client} was refused: {outcome.reason}"
-    if rule:
-        message += f" under {rule!r}"
-    elif by:
-        message += f" by {by}"
+    if names:
+        message += f", {names}"
     return _entry("refused", message, outcome.began_us + outcome.duration_us, details)
 
 

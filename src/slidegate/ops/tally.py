@@ -19,7 +19,7 @@ from ..events import Outcome, Passed
 from .kinds import named_kind
 from .metrics import OTHER, rules_of, status_name
 from .slices import Clients, Series
-from .traffic import Group, SeriesName, Traffic, add_to
+from .traffic import Group, SeriesName, Traffic, add_to, names_of
 
 PART: Final = 128
 """How many requests are counted in one step, less than a millisecond."""
@@ -126,17 +126,17 @@ class Tally:
         """Count a refused request for its client, and for those of its keys whose limit or ban refused it."""
         ours = {outcome.client, self._everyone}
         keys = {key for _, key, _ in checks} - ours
-        by = refusal.by  # of a list, or of the maker of a ban
-        if outcome.rules:
-            by = outcome.rules[0]
-        self.clients[outcome.client].count_refused(refusal, by)
-        refusing = {state.key: state.label for state in refusal.states if state.retry_after_us != 0}
+        names = names_of(outcome, refusal)
+        self.clients[outcome.client].count_refused(refusal, names)
+        refusing: dict[str, Iterable[str]] = {}
+        for state in refusal.violated:
+            refusing[state.key] = {*refusing.get(state.key, ()), state.label}
         if refusal.reason is Reason.UNAVAILABLE:
-            refusing = dict.fromkeys(keys, by)
+            refusing = dict.fromkeys(keys, names)
         ban = refusal.ban
         # No check names the key of a ban where a policy reads it and no rule does.
         if ban is not None and network_of(ban.key) is None:
-            refusing = {ban.key: by}
+            refusing = {ban.key: names}
         own_keys = refusing.keys() - ours
         for key in own_keys:
             self.keys[key].count_refused(refusal, refusing[key])

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from ..core import Bucket, Decision, Reason
+from ..events import Outcome
 from ..windows import ResponseTimes
 
 T = TypeVar("T")
@@ -188,7 +189,7 @@ class ClientTraffic(RequestCounts):
         key: The client as the middleware sees it, or the key.
         amounts: The limits by which rules counted it last, with the amounts that were in force: ``{"api": "5/1m"}``, of
             up to 8 rules.
-        refused_by: Its refused requests by the rule, the list or the maker of the ban that refused them, up to 8.
+        refused_by: Its refused requests by what refused them, up to 8: each rule without room, a list, ``ban by ann``.
         counted_by: Its admitted requests by the rule that counted them, up to 8.
         routes: Its admitted requests by route, up to 8.
         others: Its requests by digests of the users, cookies and API keys with which it came, up to 8: with several it
@@ -215,7 +216,7 @@ class ClientTraffic(RequestCounts):
 
     @property
     def rule(self) -> str:
-        """What refused most of its requests: a rule, a list or the maker of a ban; without any, what counted most."""
+        """What refused most of its requests: a rule, a list or ``ban by ann``; without any, what counted most."""
         counts = self.refused_by or self.counted_by
         return max(sorted(counts), key=counts.__getitem__, default="")
 
@@ -236,11 +237,12 @@ class ClientTraffic(RequestCounts):
             for bucket in group.buckets:
                 _put(self.buckets, bucket.label, bucket)
 
-    def count_refused(self, refusal: Decision, by: str) -> None:
-        """Count a request that a rule, a list or the maker of a ban refused, or that the store did not answer."""
+    def count_refused(self, refusal: Decision, names: Iterable[str]) -> None:
+        """Count a request that some rules, a list or a ban refused, or that the store did not answer."""
         self.count_refusal(refusal.reason)
         if refusal.reason is not Reason.UNAVAILABLE:
-            add_to(self.refused_by, by, 1)
+            for name in names:
+                add_to(self.refused_by, name, 1)
             for bucket, _, _ in refusal.checks:
                 _put(self.buckets, bucket.label, bucket)
 
@@ -250,6 +252,13 @@ class ClientTraffic(RequestCounts):
             self.amounts[label] = "; ".join(map(str, bucket.limits))
         for key, requests in self.keys.items():
             self.others[f"{zlib.crc32(key.encode(errors='replace')):08x}"] = requests
+
+
+def names_of(outcome: Outcome, refusal: Decision) -> Sequence[str]:
+    """Return what refused a request: rules, a list, or a ban by somebody."""
+    if refusal.ban is not None:
+        return (f"ban by {refusal.by}",)
+    return outcome.rules or (refusal.by,)
 
 
 def add_to(counts: dict[str, int], name: str, requests: int) -> None:

@@ -64,8 +64,8 @@ def check_line(line: Line, refusals: Refusals, banned: set[str], refused: dict[s
         assert line.actions == ["ban"] * may_ban + ["look"] + ["change"] * bool(row.caution)
         assert bool(row.caution) == (row.key in MANY or row.rule not in ("site", "api"))
     elif line.kind == "several":
-        by_rule = {row.rule: sum(one.refused for one in left if one.rule == row.rule) for row in left}
-        assert by_rule.get(refusals.rule, 0) == max(by_rule.values(), default=0)
+        by_rule = Counter(rule for row in left for rule in Counter(row.by).elements())
+        assert by_rule[refusals.rule] == max(by_rule.values(), default=0)
         assert refusals.rule in line.text or not refusals.whole
         assert client is None
 

@@ -61,14 +61,14 @@ def _code_of(facts: Facts) -> int:
 def _lines(facts: Facts) -> Iterator[str]:
     refusals = []
     for event in facts.refusals or ():
-        details = event.details
-        by = details.get("rule") or details.get("by", "")
-        refusals.append({**dict.fromkeys(_REFUSALS, ""), **details, "time": time_of(event.time_us / _S), "rule": by})
+        refusals.append({**dict.fromkeys(_REFUSALS, ""), **event.details, "time": time_of(event.time_us / _S)})
     if refusals:
         yield from (*table(_REFUSALS, refusals), "")
     if facts.rows:
         yield from (*table(_COLUMNS, map(_cells, facts.rows)), "")
     yield _verdict(facts)
+    if facts.refused_lately:
+        yield facts.refused_lately
     for key, rule in facts.behind.items():
         yield f"refused behind it by {rule}: slidegate explain {quote(key)}"
     if facts.left_out:

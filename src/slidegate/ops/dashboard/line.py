@@ -44,10 +44,11 @@ class ClientRow(NamedTuple):
     """A client, or a key of another kind.
 
     Attributes:
-        rule: What refused it most: a rule, a list, or the maker of a ban; else the rule that counted it most.
+        rule: What refused it most: a rule, a list, or ``ban by ann``; else the rule that counted it most.
         limits: The limits of the rule that it met, with the amounts in force for it.
         refused: How many of its requests were refused.
         requests: How many requests it sent.
+        by: How many requests each of these has refused.
         is_banned: Whether it is banned by now.
         caution: Why to look at it before it is banned, for example as many people stand behind it; empty for nothing.
     """
@@ -57,6 +58,7 @@ class ClientRow(NamedTuple):
     limits: str
     refused: int
     requests: int
+    by: Mapping[str, int]
     is_banned: bool
     caution: str
 
@@ -103,11 +105,9 @@ class Line(NamedTuple):
 
 def row_of(client: ClientTraffic, is_banned: bool, caution: str) -> ClientRow:
     """Return the row of a client, given what is not in its counts."""
-    rule = client.rule
+    rule, by = client.rule, client.refused_by
     limits = client.amounts.get(rule, "")
-    if client.banned and not limits:  # only a limit that refused has these
-        rule = f"ban of {rule}"
-    return ClientRow(client.key, rule, limits, client.refused, client.requests, is_banned, caution)
+    return ClientRow(client.key, rule, limits, client.refused, client.requests, by, is_banned, caution)
 
 
 def refusals_of(clients: Iterable[ClientRow], refused: int) -> Refusals:
@@ -121,13 +121,14 @@ def refusals_of(clients: Iterable[ClientRow], refused: int) -> Refusals:
     unbanned = [row for row in rows if not row.is_banned]
     by_rule = Counter[str]()
     for row in unbanned:
-        by_rule[row.rule] += row.refused
-    of_banned = sum(row.refused for row in rows) - by_rule.total()
+        by_rule.update(row.by)
+    listed = sum(row.refused for row in unbanned)
+    of_banned = sum(row.refused for row in rows) - listed
     # Workers write both counts in two rows: a read between may see a refusal in one of them alone.
-    whole = max(refused - of_banned, by_rule.total())
+    whole = max(refused - of_banned, listed)
     rule = max(by_rule, key=lambda name: (by_rule[name], name), default=NO_VALUE)
     banned = len(rows) - len(unbanned)
-    return Refusals(rows, len(unbanned), whole, rule, banned, of_banned, whole > by_rule.total())
+    return Refusals(rows, len(unbanned), whole, rule, banned, of_banned, whole > listed)
 
 
 def line_of(refusals: Refusals) -> Line:

@@ -47,15 +47,11 @@ async def part(service: Service, query: Query) -> Variables:
     traffic, clients, keys = await together(
         _traffic(service, query, rule, route), service.ranking(CLIENTS), service.ranking(KEYS)
     )
-    who = "Key"
-    members = _members(keys, rule, "")
-    if not members:  # it counts by client
-        who = "Client"
-        members = _members(clients, rule, route)
+    members = {"Client": _members(clients, rule, route), "Key": _members(keys, rule, "")}
     shadowed = []
     if traffic["counts"].stats.total.shadow_refused:
         shadowed = _shadowed(await service.events(), rule)
-    return {**traffic, "who": who, "members": members, "shadowed": shadowed}
+    return {**traffic, "members": members, "shadowed": shadowed}
 
 
 def _members(ranking: Ranking, rule: str, route: str) -> list[tuple[int, int, str]]:
