@@ -15,6 +15,7 @@ import types
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Final
@@ -190,6 +191,26 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert navigation
     listed = re.findall(r"^      - (\S+\.md)$", navigation[1], re.MULTILINE)
     assert sorted(listed) == [page.relative_to(ROOT / "docs").as_posix() for page in SITE]
+
+
+def test_what_decides_is_where_the_page_for_contributors_says() -> None:
+    rows = re.findall(r"^\|[^|]*\| (`[\w/]+\.py`.*) \| (`.*`) \|$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
+    assert rows
+    for files, names in rows:
+        modules = [f"slidegate.{file.replace('/', '.')}" for file in re.findall(r"([\w/]+)\.py", files)]
+        found = {name for name in re.findall(r"[\w.]+", names) for module in modules if is_in(module, name)}
+        assert found == {*re.findall(r"[\w.]+", names)}, files
+
+
+def is_in(module: str, name: str) -> bool:
+    """Return whether a module of the library defines a name; true as well if it needs what this system lacks."""
+    try:
+        attrgetter(name)(importlib.import_module(module))
+    except AttributeError:
+        return False
+    except ImportError as error:
+        return error.name != module
+    return True
 
 
 API = ROOT / "docs" / "reference" / "api.md"
