@@ -147,7 +147,7 @@ def test_a_child_that_is_forked_while_a_ban_is_stored_refuses_the_client() -> No
             allowed.append(outcome(*actor(lambda pipe: os.write(pipe, b"%d" % store.hit((), subjects).allowed)))[0])
 
     store.bans.ban("198.51.100.9", 10**9, "", "ann")  # so that hits look for bans at all
-    store.bans.rows.bans = store._banned = Forking(store.bans.rows.bans)
+    store.bans.rows.bans = Forking(store.bans.rows.bans)
     assert store.hit((), subjects).allowed
     store.bans.ban(PEER, 10**9, "", "ann")
     assert allowed == [b"0"]

@@ -247,15 +247,15 @@ def test_a_sweep_of_a_rule_with_many_keys_takes_short_steps_and_forgets_no_shard
 @pytest.mark.parametrize("keys", [("ann",), ("ann", "bob", "eve", "kim", "zoe")])
 def test_a_thread_that_is_interrupted_in_a_wait_leaves_locks_free(store: MemoryStore, keys: tuple[str, ...]) -> None:
     """And gets nothing but the interrupt, which a signal handler has raised."""
-    checks, last = [(LIMITED, key, 1) for key in keys], store._shards[max(map(store._shard_of, keys))]
+    checks, last = [(LIMITED, key, 1) for key in keys], store._locks[max(map(store._shard_of, keys))]
     waits = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(1) as other:
-        other.submit(last.lock.acquire).result()
+        other.submit(last.acquire).result()
         waits.start()
         with pytest.raises(KeyboardInterrupt) as raised:
             store.hit(checks)
-        other.submit(last.lock.release).result()
+        other.submit(last.release).result()
         assert raised.value.__context__ is None
         assert other.submit(store.hit, checks).result(PATIENCE_S)
     signal.signal(signal.SIGINT, before)

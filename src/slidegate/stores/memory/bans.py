@@ -7,11 +7,11 @@ converted to objects when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final, TypeAlias, TypeVar
 
-from ...core.bans.ban import Ban, BanSubject, network_place
+from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import Level
 from ...core.buckets import Check
@@ -38,96 +38,86 @@ class MemoryBanRows:
     """The bans and levels of a memory store; see `BanRows`.
 
     A child that is forked in the middle of a change finds an end without its ban or level, and never one without its
-    end; `restart` makes the bans of networks those in `bans`.
+    end, nor a ban while `has_bans` is false.
 
     Args:
         unix_us: Returns Unix time in microseconds.
 
     Attributes:
-        bans: The fields of each ban, by its network or its key.
+        bans: The fields of each ban that refuses only its own key, by this key.
         changes: Grows with each new ban. Subjects without a ban have none until then.
+        has_bans: Whether there are bans, which may have expired.
         networks: The bans of networks.
     """
 
     def __init__(self, unix_us: Clock) -> None:
         self.unix_us = unix_us
-        self.bans: dict[Hashable, tuple[Any, ...]] = {}
+        self.bans: dict[BanSubject, tuple[Any, ...]] = {}
         self.changes = 0
+        self.has_bans = False
         self.networks = BannedNetworks()
-        # By the hash of a key, because a large dict is copied when it grows, and this one would grow with `bans`.
-        self._levels: list[dict[tuple[str, str], tuple[int, ...]]] = [{} for _ in range(LEVEL_DICTS)]
-        self._policies: set[str] = set()
+        # By policy and hash, because a large dict is copied when it grows, and one would grow with `bans`; then by key.
+        self._levels: dict[tuple[str, int], dict[str, tuple[int, ...]]] = {}
         # A heap of (end, policy, key). Every change adds an entry, and outdated entries are skipped.
         self._ends: list[_End] = []
         self._untrimmed: list[_End] = []
         """A heap whose entries go into the other one, but for those that are outdated."""
 
-    def restart(self) -> None:
-        """In a forked child, collect the bans of networks again."""
-        networks = [Ban(*row) for name, row in self.bans.items() if not isinstance(name, str)]
-        self.networks = BannedNetworks(networks)
-
     def clear(self) -> None:
         """Delete all bans and levels."""
         self.bans.clear()
         self.networks = BannedNetworks()
-        for levels in self._levels:
-            levels.clear()
+        self.has_bans = False
+        self._levels.clear()
         self._ends.clear()
         self._untrimmed.clear()
 
     def bans_of(self, key: str) -> list[Ban]:
-        bans: list[Ban] = []
-        for name in (key, network_place(key)):
-            row = self.bans.get(name)
-            if row is not None:
-                bans.append(Ban(*row))
+        bans = self.networks.of(key)
+        row = self.bans.get(key)
+        if row is not None:
+            bans.append(Ban(*row))
         return bans
 
     def put_ban(self, ban: Ban) -> None:
-        if ban.network() is not None:
-            self._add_network(ban)
+        self.has_bans = True
         if ban.until_us is not None:
             self._ends_at(ban.until_us, _BAN, ban.key)
-        self.bans[_name_of(ban)] = tuple(ban)
+        if ban.network() is None:
+            self.bans[ban.key] = tuple(ban)
+        else:
+            self.networks = self.networks.with_ban(ban, self.unix_us())
         self.changes += 1
 
-    def _add_network(self, ban: Ban) -> None:
-        """Add a network to those that are banned; those whose bans have ended make room for it."""
-        previous = self.networks
-        self.networks = previous.with_ban(ban, self.unix_us())
-        for ended in previous.bans.keys() - self.networks.bans.keys():
-            self.bans.pop(network_place(ended), None)
-
     def remove_ban(self, ban: Ban) -> None:
-        if ban.network() is not None:
+        if ban.network() is None:
+            self.bans.pop(ban.key, None)
+        else:
             self.networks = self.networks.without(ban.key)
-        self.bans.pop(_name_of(ban), None)
+        self.has_bans = self.ban_count() > 0
 
     def ban_count(self) -> int:
-        return len(self.bans)
+        return len(self.bans) + len(self.networks.bans)
 
     def level(self, policy: str, key: str) -> Level | None:
-        row = self._levels_with(key).get((policy, key))
+        row = self._levels_with(policy, key).get(key)
         if row is None:
             return None
         return Level(*row)
 
-    def _levels_with(self, key: str) -> dict[tuple[str, str], tuple[int, ...]]:
-        return self._levels[hash(key) % LEVEL_DICTS]
+    def _levels_with(self, policy: str, key: str) -> dict[str, tuple[int, ...]]:
+        return self._levels.setdefault((policy, hash(key) % LEVEL_DICTS), {})
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
-        self._policies.add(policy)
         self._ends_at(level.over_us, policy, key)
-        self._levels_with(key)[policy, key] = tuple(level)
+        self._levels_with(policy, key)[key] = tuple(level)
 
     def remove_levels(self, key: str) -> list[Level]:
-        levels = self._levels_with(key)
-        rows = [levels.pop((policy, key), None) for policy in self._policies]
+        rows = [levels.pop(key, None) for levels in self._levels.values()]
         return [Level(*row) for row in rows if row is not None]
 
     def level_count(self) -> int:
-        return sum(map(len, self._levels))
+        return sum(map(len, self._levels.values()))
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         for _ in range(max_count):
@@ -140,7 +130,7 @@ class MemoryBanRows:
             if not self._is_in_force(end_us, policy, key):
                 continue  # what ends later has another entry
             if policy != _BAN:
-                del self._levels_with(key)[policy, key]
+                del self._levels_with(policy, key)[key]
                 continue
             for ban in self.bans_of(key):
                 if ban.is_over(now_us):
@@ -163,11 +153,6 @@ class MemoryBanRows:
             return end_us in [ban.until_us for ban in self.bans_of(key)]
         level = self.level(policy, key)
         return level is not None and level.over_us == end_us
-
-
-def _name_of(ban: Ban) -> Hashable:
-    """Return the name of a ban among all: its network if it refuses one, else its key."""
-    return ban.network() or ban.key
 
 
 class MemoryBans(BookBans):
@@ -202,7 +187,7 @@ class MemoryBans(BookBans):
 
     def may_refuse(self) -> bool:
         """Return whether there are bans, which may have expired."""
-        return bool(self.rows.bans)
+        return self.rows.has_bans
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it.
@@ -240,15 +225,14 @@ class MemoryBans(BookBans):
 
     def sweep(self) -> None:
         """Delete some expired bans and levels."""
-        if self.rows.bans or self.rows.level_count():
-            with self._lock:
-                self.rows.remove_expired(self.rows.unix_us(), SWEEP_STEP)
+        with self._lock:
+            self.rows.remove_expired(self.rows.unix_us(), SWEEP_STEP)
 
     def pages(self) -> Iterator[list[Ban]]:
         """See `BanStore`; the bans are those of the moment of the first page."""
         self._store.expect_open()
         with self._lock:
-            rows = list(self.rows.bans.values())
+            rows = [*self.rows.networks.bans.values(), *self.rows.bans.values()]
             now_us = self.rows.unix_us()
         for first in range(0, len(rows), PAGE):
             bans = map(Ban._make, rows[first : first + PAGE])

@@ -1,4 +1,4 @@
-"""A shard: dicts of windows, the lock of their keys, and the sweep of idle windows.
+"""The windows of a limit: dicts for the keys of each shard, the sweep of idle windows, and locks of several shards.
 
 Python's garbage collector visits every object that may contain references, so a million window objects would block a
 process for half a second at a time. It does not visit the entries of a dict of text to bytes. A dict is copied when it
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any, Final, TypeAlias
 
 from ...core.bans.policy import STRIKES
@@ -30,40 +30,31 @@ Identity: TypeAlias = tuple[str, Window]
 Windows: TypeAlias = MutableMapping[Any, bytes]
 
 
-class Shard:
-    """The lock of the keys of one shard.
+class Locks:
+    """The locks of several shards, which are acquired in the given order, and like one.
 
-    Attributes:
-        lock: The lock, which only the thread that has it can release.
+    Args:
+        locks: The locks; only the thread that has one can release it.
     """
 
-    __slots__ = ("lock",)
+    __slots__ = ("_locks",)
 
-    def __init__(self) -> None:
-        self.lock = RLock()
-
-
-class Locks:
-    """The locks of several shards, which are acquired in the given order, and like one."""
-
-    __slots__ = ("_shards",)
-
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        self._shards = shards
+    def __init__(self, locks: Sequence[Any]) -> None:
+        self._locks = locks
 
     def acquire(self) -> None:
         """Acquire all locks, or none if a signal handler raises meanwhile."""
         try:
-            for shard in self._shards:
-                shard.lock.acquire()
+            for lock in self._locks:
+                lock.acquire()
         except BaseException:
             release_if_held(self)
             raise
 
     def release(self) -> None:
         """Release all locks."""
-        for shard in self._shards:
-            shard.lock.release()
+        for lock in self._locks:
+            lock.release()
 
     def __enter__(self) -> None:
         self.acquire()
@@ -127,11 +118,10 @@ class Generations:
         holds_permits: Whether the limit is a concurrency limit.
     """
 
-    __slots__ = ("capacity", "counts_strikes", "fresh", "holds_permits", "limit", "shard", "stale")
+    __slots__ = ("capacity", "counts_strikes", "fresh", "holds_permits", "limit", "stale")
 
-    def __init__(self, rule: str, limit: AnyLimit, shard: Shard, capacity: Capacity | None) -> None:
+    def __init__(self, rule: str, limit: AnyLimit, capacity: Capacity | None) -> None:
         self.limit = limit
-        self.shard = shard
         self.capacity = capacity
         self.fresh: dict[str, bytes] = {}
         self.stale: dict[str, bytes] = {}
@@ -179,14 +169,6 @@ class Generations:
         self.stale = {}
         return deleted
 
-    def permits(self) -> int:
-        """Return how many permits of a concurrency limit are taken."""
-        permits = 0
-        for window in (*self.fresh.values(), *self.stale.values()):
-            _, units, _ = apart(window, ALONE)
-            permits += units
-        return permits
-
     def _release(self, keys: int) -> None:
         """Release the room of some windows."""
         if self.capacity is not None:
@@ -210,9 +192,9 @@ class Table(Generations):
     __slots__ = ("cells",)
     capacity: Capacity
 
-    def __init__(self, rule: str, limit: AnyLimit, shard: Shard, capacity: Capacity) -> None:
-        super().__init__(rule, limit, shard, capacity)
-        self.cells = Generations(rule, limit, shard, None)
+    def __init__(self, rule: str, limit: AnyLimit, capacity: Capacity) -> None:
+        super().__init__(rule, limit, capacity)
+        self.cells = Generations(rule, limit, None)
 
     def place(self, key: str, secret: bytes) -> tuple[Windows, str]:
         """Make a window for a key that is not in `fresh`, or a cell if there is no room; return its location.
@@ -296,10 +278,11 @@ class Tables(list[Table]):
         with_cells: The tables, and their cells.
     """
 
-    __slots__ = ("_next", "identity", "limit", "with_cells")
+    __slots__ = ("_locks", "_next", "identity", "limit", "with_cells")
 
-    def __init__(self, identity: Identity, limit: AnyLimit, shards: Sequence[Shard], capacity: Capacity) -> None:
-        super().__init__([Table(identity[0], limit, shard, capacity) for shard in shards])
+    def __init__(self, identity: Identity, limit: AnyLimit, locks: Sequence[Any], capacity: Capacity) -> None:
+        super().__init__([Table(identity[0], limit, capacity) for _ in locks])
+        self._locks = locks
         self.with_cells: list[Generations] = [*self, *[table.cells for table in self]]
         self.identity = identity
         self.limit = limit
@@ -318,13 +301,23 @@ class Tables(list[Table]):
             parts = table, table.cells
             work += 1
             if any(parts):  # most tables of a rule that few keys use are empty
-                with table.shard.lock:
+                with self._locks[self._next]:
                     work += sum([windows.step(now_us, unix_us) for windows in parts])
                     if table.stale or table.cells.stale:
                         break
                     work += sum([windows.rotate() for windows in parts]) // COPIED
             self._next += 1
         return work
+
+    def permits(self) -> int:
+        """Return how many permits of a concurrency limit are taken."""
+        permits = 0
+        for at, windows in enumerate(self.with_cells):
+            with self._locks[at % len(self)]:
+                for window in (*windows.fresh.values(), *windows.stale.values()):
+                    _, units, _ = apart(window, ALONE)
+                    permits += units
+        return permits
 
     def is_swept(self) -> bool:
         """Return whether the sweep is complete; the next one begins at the first table."""

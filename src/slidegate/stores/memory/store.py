@@ -1,6 +1,6 @@
 """The store for all threads and tasks of one process.
 
-Windows are stored in *shards* (`shard`), each with its own lock. The hash of a key selects the shard, so a question
+Windows are stored in *shards*, each with its own lock. The hash of a key selects the shard, so a question
 about one client acquires one lock; a question about several keys acquires their locks in order. Every hit takes the
 same steps: acquire the lock, look up the windows, `core.decide`, release the lock.
 
@@ -41,7 +41,7 @@ from ..forks import ForkHook
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, keys_shared, preview
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBanRows, MemoryBans
-from .shard import STEP_WINDOWS, Capacity, Generations, Identity, Locks, Shard, Table, Tables, Windows, release_if_held
+from .shard import STEP_WINDOWS, Capacity, Generations, Identity, Locks, Table, Tables, Windows, release_if_held
 
 SHARD_KEYS: Final = 8_192
 """The most keys of a shard, if shards suffice: copying such a dict takes a fraction of a millisecond."""
@@ -98,18 +98,22 @@ class MemoryStore(Store):
         shards = min(1 << shards_needed.bit_length(), MAX_SHARDS)  # a power of 2
         # Lock order: the lock of the sweep, that of the bans, those of the shards, that of the capacity.
         self._sweeping = RLock()
-        rows = MemoryBanRows(self.unix_us)
+        self._ban_rows = MemoryBanRows(self.unix_us)
         self.bans = MemoryBans(
-            self, rows, strikes=self, max_bans=most_bans, max_keys=self.max_keys, tidy=lambda: self.tidy(self.time_us())
+            self,
+            self._ban_rows,
+            strikes=self,
+            max_bans=most_bans,
+            max_keys=self.max_keys,
+            tidy=lambda: self.tidy(self.time_us()),
         )
-        self._shards = [Shard() for _ in range(shards)]
-        self._all = Locks(self._shards)
+        self._locks = [RLock() for _ in range(shards)]
+        self._all = Locks(self._locks)
         self._capacity = Capacity(self.max_keys)
         self._shard_bits = (shards - 1) << HASH_BITS
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
         self._places: dict[Bucket, Places] = {}
-        self._banned = rows.bans  # always the same dict
         # By the first key of questions: their subjects, and the number of changes of the bans at which these had none.
         self._cleared: dict[str, tuple[Sequence[BanSubject], int]] = {}
         self._new: deque[Tables] = deque()  # the tables of limits that are not scheduled yet
@@ -128,14 +132,12 @@ class MemoryStore(Store):
         self._sweeping = RLock()
         self._cleared.clear()  # another thread may have stored a ban and not yet counted the change
         self._capacity.lock = Lock()
-        for shard in self._shards:
-            shard.lock = RLock()
+        self._locks[:] = [RLock() for _ in self._locks]
         self._places.clear()
         for table in self._every_table():
             if table.holds_permits:
                 table.clear()
         self._capacity.keys = sum([len(table) for tables in self._tables.values() for table in tables])
-        self.bans.rows.restart()
         self._new = deque(self._tables.values())
         self._schedule = []
         self._sweep_us = 0
@@ -153,14 +155,14 @@ class MemoryStore(Store):
         """Charge every check or none, atomically, and return the decision, as `decide` does."""
         client_key = checks[0][1] if checks else ""
         at = (hash(client_key) & self._shard_bits) >> HASH_BITS
-        lock: Any = self._shards[at].lock
+        lock: Any = self._locks[at]
         if len(checks) > 1:  # perhaps of several clients
             lock = self._lock_of(checks)
         try:
             lock.acquire()  # within `try`: a signal handler may raise in or after it; `with` would take twice as long
             if self.closed:
                 self.expect_open()
-            if self._banned:
+            if self._ban_rows.has_bans:
                 refusal = self._refused(checks, subjects)
                 if refusal is not None:
                     lock.release()
@@ -251,7 +253,7 @@ class MemoryStore(Store):
         """
         self.expect_open()
         at = self._shard_of(key)
-        with self._shards[at].lock:
+        with self._locks[at]:
             now_us, unix_us = self.time_us(), self.unix_us()
             had_units = False
             for (name, _), tables in self._tables.copy().items():  # other shards may add some
@@ -289,19 +291,14 @@ class MemoryStore(Store):
         return False
 
     def permits_held(self) -> int:
-        permits = 0
-        for table in self._every_table():
-            if table.holds_permits:
-                with table.shard.lock:
-                    permits += table.permits()
-        return permits
+        return sum([tables.permits() for tables in list(self._tables.values()) if tables[0].holds_permits])
 
     # -- strikes, for `MemoryBans` ------------------------------------------------------------------------------------
 
     def strike(self, bucket: Bucket, key: str, weight: int) -> int | None:
         """Charge strikes to the window of a key, and return its units; None if there is no room for a window."""
         at = self._shard_of(key)
-        with self._shards[at].lock:
+        with self._locks[at]:
             ((counter, _, _, table),) = self._places_of(bucket)[at]
             windows = table.ensure_window(key)
             if windows is None:
@@ -314,7 +311,7 @@ class MemoryStore(Store):
         """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
         at = self._shard_of(key)
         had_strikes = False
-        with self._shards[at].lock:
+        with self._locks[at]:
             now_us = self.time_us()
             all_tables = list(self._tables.values())
             if bucket is not None:
@@ -352,11 +349,11 @@ class MemoryStore(Store):
             if check[1] is not first_key:
                 break
         else:  # one client
-            return self._shards[self._shard_of(first_key)].lock
+            return self._locks[self._shard_of(first_key)]
         shards = {self._shard_of(key) for _, key, _ in checks}
         if len(shards) == 1:
-            return self._shards[shards.pop()].lock
-        return Locks([self._shards[at] for at in sorted(shards)])
+            return self._locks[shards.pop()]
+        return Locks([self._locks[at] for at in sorted(shards)])
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
@@ -367,12 +364,12 @@ class MemoryStore(Store):
         be others, with each hit.
         """
         first_key = checks[0][1] if checks else ""
-        cleared = subjects, self.bans.rows.changes
+        cleared = subjects, self._ban_rows.changes
         if self._cleared.get(first_key) == cleared:
-            networks = self.bans.rows.networks.bans
+            rows = self._ban_rows
             client_key = subjects[0] if subjects else None  # cleared with the others
             for _, key, _ in checks:
-                if key is not client_key and (key in self._banned or key in networks):
+                if key is not client_key and (key in rows.bans or key in rows.networks.bans):
                     break  # a key of its own may be banned
             else:
                 return None
@@ -411,7 +408,7 @@ class MemoryStore(Store):
         places = self._places.get(bucket)
         if places is not None:
             return places
-        places = [[] for _ in self._shards]
+        places = [[] for _ in self._locks]
         for limit in bucket.limits:
             counter = limit.counter_by(self.unix_us)
             for at, table in enumerate(self._tables_of(bucket.name, limit)):
@@ -428,7 +425,7 @@ class MemoryStore(Store):
         tables = self._tables.get(identity)
         if tables is not None:
             return tables
-        new_tables = Tables(identity, limit, self._shards, self._capacity)
+        new_tables = Tables(identity, limit, self._locks, self._capacity)
         tables = self._tables.setdefault(identity, new_tables)  # another thread may have been first
         if tables is new_tables:
             self._new.append(new_tables)
