@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -349,14 +349,8 @@ class RedisRows(SharedRows):
     def read(
         self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
     ) -> Awaitable[list[ReadRow]]:
-        if first == last:  # now, and so in the same call as what is asked next, which a coroutine would be too late for
-            return self._read(kind, first)
-        return self._read_many(kind, first, last)
-
-    async def _read_many(self, kind: str, first: int, last: int) -> list[ReadRow]:
-        """Read the rows of several numbers, each in a request of its own."""
-        answers = await asyncio.gather(*[self._read(kind, number) for number in range(first, last + 1)])
-        return [row for rows in answers for row in rows]
+        # Asked now, and so in the same call as what is asked next, which a coroutine would be too late for.
+        return _joined([self._read(kind, number) for number in range(first, last + 1)])
 
     def _read(self, kind: str, number: int) -> Awaitable[list[ReadRow]]:
         """Read the rows of one number."""
@@ -371,3 +365,7 @@ class RedisRows(SharedRows):
     def _name_of(self, kind: str, number: int) -> bytes:
         """Return the name of the hash with the rows of a kind and a number."""
         return b"%s%s:%d" % (self._prefix, kind.encode(), number)
+
+
+async def _joined(asked: Iterable[Awaitable[list[ReadRow]]]) -> list[ReadRow]:
+    return [row for rows in await asyncio.gather(*asked) for row in rows]
