@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from operator import index
 from struct import Struct
 from typing import Any, Final
 
@@ -66,7 +67,7 @@ class RedisBans(BanStore):
     async def find(self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S) -> Ban | None:
         keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
         _, of_keys = await asyncio.gather(self._batcher().poll(), self._of_keys(keys))  # in one call
-        return longest([*of_keys, *self._polled.of_networks(subjects)])
+        return self._polled.longest(subjects, of_keys)
 
     async def strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, deadline_s: float = COMMAND_DEADLINE_S
@@ -75,11 +76,6 @@ class RedisBans(BanStore):
 
         If the connection breaks, the strikes may be lost.
         """
-        batcher = self._batcher()
-        if not self._polled.life:  # before the first poll
-            await batcher.poll()
-        if self._polled.of_networks((key,)):
-            return None
 
         def read(answer: Any, now_us: int) -> tuple[bytes, Ban, Level] | None:
             """Return the stored level, the ban that is due, and the level after it; None if the window is not full."""
@@ -90,8 +86,8 @@ class RedisBans(BanStore):
 
         (limit,) = policy.strikes.limits
         packed = self._packing.pack_limit(policy.strikes, limit, key)
-        args = b"strike", packed, digest_of(policy.name), int(policy.shadow), weight
-        due = await batcher.command(self._packing.names_of(key), *args, read=read)
+        args = b"strike", key.encode(), packed, digest_of(policy.name), int(policy.shadow), weight
+        due = await self._batcher().command(self._names_of(key), *args, read=read)
         if due is None:
             return None
         return await self._ban_next(policy, *due)
@@ -103,9 +99,8 @@ class RedisBans(BanStore):
             row = _pack_ban(ban)
         strikes = window_field(policy.strikes, policy.strikes.limits[0])
         level = _LEVEL.pack(after.over_us, after.until_us, after.level)
-        names = *self._polled.names, *self._packing.names_of(key)
         args = key.encode(), row, strikes, digest_of(policy.name), before, level, self._max_bans
-        result = await self._batcher().command(names, b"put_next", *args)
+        result = await self._batcher().command(self._names_of(key), b"put_next", *args)
         if result == _FULL and self._throttle.left_out("bans_full", real_monotonic_us()) is not None:
             self._tell(bans_full(self._max_bans, key))
         if result != _MADE:
@@ -127,17 +122,15 @@ class RedisBans(BanStore):
         return ban
 
     async def unban(self, key: str, by: str) -> bool:
-        names = *self._polled.names, *self._packing.names_of(key)
-
-        def read(answer: Any, now_us: int) -> tuple[Ban | None, bool, bool]:
-            of_key, network, remembered = answer
-            return longest(read_bans(filter(None, (of_key, network))), now_us), bool(network), bool(remembered)
+        def read(answer: Any, now_us: int) -> tuple[int, list[Ban]]:
+            remembered, *rows = answer
+            return remembered, read_bans(rows)
 
         args = b"unban", key.encode(), os.urandom(8)
-        ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)
+        was_remembered, bans = await self._batcher().command(self._names_of(key), *args, read=read)
         self._changes.note()
-        if was_network:
-            await self._batcher().poll()
+        await self._batcher().poll()
+        ban = longest(bans)
         if ban is not None:
             self._tell(unbanned(ban, by))
         return bool(ban or was_remembered)
@@ -162,19 +155,15 @@ class RedisBans(BanStore):
         return self._polled.ban_count
 
     async def load(self, bans: Iterable[Ban]) -> int:
-        now_us = await self._batcher().server_us()
         imported = 0
         async for chunk in in_steps(bans, CHUNK):
-            in_force = [ban for ban in chunk if not ban.is_over(now_us)]
-            if in_force:
-                await self._put(in_force)
-            imported += len(in_force)
+            imported += await self._put(chunk)
         return imported
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
-    async def _put(self, bans: Sequence[Ban], *, replaces: bool = False) -> None:
-        """Store bans in one call.
+    async def _put(self, bans: Sequence[Ban], *, replaces: bool = False) -> int:
+        """Store bans in one call, and return how many of them are not over.
 
         Args:
             replaces: Whether each replaces every ban of its key; if not, only a shorter one of its key and `network()`.
@@ -182,22 +171,27 @@ class RedisBans(BanStore):
         Raises:
             ConfigurationError: Too many networks are banned.
         """
+
+        def read(answer: Any, now_us: int) -> tuple[int, str]:
+            in_force, refused = answer
+            return index(in_force), refused.decode()
+
         names = [*self._polled.names]
-        args: list[bytes | int] = [os.urandom(8), int(replaces)]
-        networks = {ban.key for ban in bans if ban.network() is not None}
-        if networks:
-            now_us = self._time.now_us()
-            await self._batcher().poll()
-            in_force = {key for key, ban in self._polled.networks.bans.items() if not ban.is_over(now_us)}
-            if len(in_force | networks) > MAX_NETWORKS:
-                raise too_many_networks(min(networks - in_force))
+        args: list[bytes | int] = [os.urandom(8), int(replaces), MAX_NETWORKS]
         for ban in bans:
             names.append(self._packing.name_of(ban.key))
             args += [ban.key.encode(), _pack_ban(ban), int(ban.network() is not None)]
-        await self._batcher().command(names, b"put", *args)
+        answer: tuple[int, str] = await self._batcher().command(names, b"put", *args, read=read)
+        in_force, refused = answer
+        if refused:
+            raise too_many_networks(refused)
         self._changes.note()
-        if networks:
-            await self._batcher().poll()
+        await self._batcher().poll()
+        return in_force
+
+    def _names_of(self, key: str) -> Sequence[bytes]:
+        """Return the names of what concerns all bans, and of those of a key."""
+        return *self._polled.names, *self._packing.names_of(key)
 
     def _of_keys(self, keys: Iterable[str]) -> asyncio.Future[list[Ban]]:
         """Return the bans in force of some keys, read in one call: those that would refuse a question about them."""

@@ -13,7 +13,7 @@ from struct import Struct
 from time import monotonic_ns
 from typing import Any, Final
 
-from ...core.bans.ban import Ban, longest
+from ...core.bans.ban import Ban
 from ...core.decision import Decision, Reason, refused_by_ban
 from ...core.reservation import Reservation, reserved
 from ...core.ring import OPEN
@@ -55,7 +55,7 @@ class Hit(Request):
     def pack(self) -> Packed:
         """Pack it; if a banned network refuses it, as a peek: the key's own ban may last longer."""
         question, permits, parts = self.question, self.batcher.permits, self.batcher.parts
-        self.is_peek = bool(parts.polled.of_networks(question.refusing))
+        self.is_peek = parts.polled.longest(question.refusing) is not None
         if self.is_peek:
             return parts.packing.question(PEEK, question.checks, question.refusing, permits)
         if self.is_unreadable:
@@ -157,10 +157,10 @@ def charge(batcher: Batcher, question: Question) -> asyncio.Future[Decision]:
 
 def _ban_in(answer: Any, batcher: Batcher, question: Question) -> Ban | None:
     """Return the ban that refuses a question: the longest of those of networks, as they are known now, and of keys."""
-    bans = batcher.parts.polled.of_networks(question.refusing)
+    of_keys: Sequence[Ban] = ()
     if answer[0] == BANNED:
-        bans += read_bans(answer[1:])
-    return longest(bans)
+        of_keys = read_bans(answer[1:])
+    return batcher.parts.polled.longest(question.refusing, of_keys)
 
 
 def _decision(answer: bytes, batcher: Batcher, what: int, question: Question, now_us: int) -> Decision:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from ...core.bans.ban import Ban, BanSubject
+from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.networks import BannedNetworks
 from ...core.errors import StoreUnavailable
 from ...core.events import Event
@@ -67,16 +67,15 @@ class Polled:
         self._policy = b""
         """Which keys Redis evicts when it is full."""
 
-    def of_networks(self, subjects: Iterable[BanSubject]) -> list[Ban]:
-        """Return the bans of networks in force that refuse some of `subjects`."""
-        networks = self.networks
-        if not networks.bans:
-            return []
-        bans: list[Ban] = []
-        for subject in subjects:
-            bans += networks.of(subject)
-        now_us = self._time.now_us()
-        return [ban for ban in bans if not ban.is_over(now_us)]
+    def longest(self, subjects: Iterable[BanSubject], of_keys: Iterable[Ban] = ()) -> Ban | None:
+        """Return the ban that ends last among those of keys, and those of networks that refuse some of `subjects`."""
+        bans = [*of_keys]
+        if self.networks.bans:
+            for subject in subjects:
+                bans += self.networks.of(subject)
+        if not bans:
+            return None
+        return longest(bans, self._time.now_us())
 
     def is_awaited(self) -> bool:
         """Return True: without this no request may be decided."""

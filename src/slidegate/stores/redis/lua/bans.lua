@@ -152,13 +152,45 @@ local function define_commands()
     return { scanned[1], keys }
   end
 
-  -- Store bans of single keys; each has three arguments: the key, the row, and 1 for a network. `version` names the new
-  -- version of the list of networks. If `replaces` is 1, other bans of the keys end; else a ban that lasts as long stays.
-  function commands.put(version, replaces, ...)
+  -- Return the ban in force of a network; "" if there is none.
+  local function ban_of_network(key)
+    local row = redis.call("HGET", key_at(NETWORKS), key)
+    return row and end_of(row) > now and row or ""
+  end
+
+  -- Return the key of a network with whose ban more than `most` networks would be banned; "" if there is room for all of
+  -- some bans, see `put`.
+  local function network_beyond(most, bans)
+    local new, last, count = {}, "", 0
+    for at = 1, #bans, 3 do
+      local key, row, is_network = unpack(bans, at, at + 2)
+      if is_network == "1" and end_of(row) > now and not new[key] and ban_of_network(key) == "" then
+        new[key], last, count = true, key, count + 1
+      end
+    end
+    local networks = count > 0 and redis.call("HGETALL", key_at(NETWORKS)) or {}
+    for at = 2, #networks, 2 do
+      if end_of(networks[at]) > now then
+        count = count + 1
+      end
+    end
+    return count > most and last or ""
+  end
+
+  -- Store bans of single keys, but those that have ended; each has three arguments: the key, the row, and 1 for a network.
+  -- `version` names the new version of the list of networks. If `replaces` is 1, other bans of the keys end; else a ban that
+  -- lasts as long stays. Return how many have not ended, and ""; where more than `most` networks would be banned, store none,
+  -- and return 0 and the key of one.
+  function commands.put(version, replaces, most, ...)
     local bans = { ... }
-    for place = 0, #bans / 3 - 1 do
-      local windows = key_at(FIRST + place)
-      local key, row, is_network = unpack(bans, 3 * place + 1, 3 * place + 3)
+    local refused = network_beyond(tonumber(most), bans)
+    if refused ~= "" then
+      return { 0, refused }
+    end
+    local in_force = 0
+    for at = 1, #bans, 3 do
+      local key, row, is_network = unpack(bans, at, at + 2)
+      local windows = key_at(FIRST + (at - 1) / 3)
       local name, field = windows, BAN
       if is_network == "1" then
         name, field = key_at(NETWORKS), key
@@ -168,7 +200,10 @@ local function define_commands()
         remove_ban(windows)
       end
       local before = replaces == "0" and redis.call("HGET", name, field)
-      if not before or end_of(row) > end_of(before) then
+      if end_of(row) > now then
+        in_force = in_force + 1
+      end
+      if end_of(row) > now and (not before or end_of(row) > end_of(before)) then
         put(name, field, row)
         add_to_index(key, row)
         if is_network == "1" then
@@ -177,16 +212,17 @@ local function define_commands()
       end
     end
     trim_index()
+    return { in_force, "" }
   end
 
   -- Charge strikes, unless the key is banned, or a ban that a shadow policy reported would be in force. Return the units,
   -- which are 0 where nothing was charged, and the row in the field `level`.
-  function commands.strike(packed, level, is_shadow, units)
-    local struck, limit = key_at(2), limit_of(packed)
+  function commands.strike(key, packed, level, is_shadow, units)
+    local struck, limit = key_at(FIRST + 1), limit_of(packed)
     local field = sub(packed, 1, FIELD_BYTES)
     local stored = redis.call("HMGET", struck, field, level)
     local window, before = stored[1] or "", stored[2] or ""
-    if ban_in_force(key_at(1)) ~= "" then
+    if ban_in_force(key_at(FIRST)) ~= "" or ban_of_network(key) ~= "" then
       return { 0, before }
     end
     -- A level starts with its own end, and then has that of the ban that has left it.
@@ -227,20 +263,23 @@ local function define_commands()
   end
 
   -- Lift the ban of a key, whose windows and strikes are the last keys, and delete its strikes and levels; `version` names
-  -- the new version of the network list. Return the rows of its own ban and of that of a network, and a number above 0 if it
-  -- had strikes or levels that had not expired.
+  -- the new version of the network list. Return a number above 0 if the key had strikes or levels that had not expired, and
+  -- the rows of its own ban and of that of a network, those that are in force.
   function commands.unban(key, version)
     local windows, struck = key_at(FIRST), key_at(FIRST + 1)
-    local ban, of_network = ban_in_force(windows), redis.call("HGET", key_at(NETWORKS), key)
-    local remembered = #rows_in_force(struck)
+    local remembered = { #rows_in_force(struck) }
+    for _, row in ipairs({ ban_in_force(windows), ban_of_network(key) }) do
+      if row ~= "" then
+        remembered[#remembered + 1] = row
+      end
+    end
     remove_ban(windows)
     redis.call("UNLINK", struck)
     redis.call("ZREM", key_at(INDEX), key)
-    if of_network then
-      redis.call("HDEL", key_at(NETWORKS), key)
+    if redis.call("HDEL", key_at(NETWORKS), key) == 1 then
       set_meta("networks", version)
     end
-    return { ban, of_network or "", remembered }
+    return remembered
   end
 
   -- Return which keys the server evicts when it is full, "noeviction" for none; "" if the user may not know.
