@@ -444,7 +444,7 @@ async def test_a_step_of_the_server_s_clock_ends_leases_with_the_next_answer(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch, step_us: int
 ) -> None:
     stepped_us = 0
-    monkeypatch.setattr(StoreTime, "for_script", lambda time_: time.time_ns() // 1_000 + stepped_us)
+    monkeypatch.setattr(store.parts.time, "for_script", lambda: time.time_ns() // 1_000 + stepped_us)
     await leased(store)
     stepped_us = step_us
     assert not await asks(store), "nobody has said so yet"

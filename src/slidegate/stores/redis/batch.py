@@ -29,7 +29,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from ...core.bans.ban import BanSubject
 from ...core.buckets import Check
-from ...core.errors import StoreError, StoreUnavailable
+from ...core.errors import StoreError, StoreUnavailable, closed
 from ...core.logs import logger, net
 from ...core.reservation import Reservation
 from ..leases import HeldPermits
@@ -40,7 +40,6 @@ from .parts import Parts
 from .poll import POLL_NS, Polled
 from .protocol import (
     CHANGED,
-    CLOSED,
     FAILED,
     PEEK,
     Packed,
@@ -116,7 +115,7 @@ class Batcher:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
         waiting = len(self._queue)
         if self.parts.is_closed:
-            request.fail(StoreUnavailable(CLOSED))
+            request.fail(closed("the Redis store"))
         elif waiting >= MAX_WAITING:
             request.fail(StoreUnavailable(f"redis: {waiting} requests are already queued"))
         else:
@@ -198,7 +197,7 @@ class Batcher:
         for task in self._tasks:
             task.cancel()
         while self._queue:
-            self._queue.popleft().fail(StoreUnavailable(CLOSED))
+            self._queue.popleft().fail(closed("the Redis store"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # -- the tasks that send -----------------------------------------------------------------------------------------
@@ -285,7 +284,7 @@ class Batcher:
             if not is_alone:
                 self._queue.extendleft(reversed(requests))  # nothing was done; now each goes alone
                 return None
-        failed: StoreError = StoreUnavailable(CLOSED)
+        failed: StoreError = closed("the Redis store")
         if isinstance(error, Exception) and not self.parts.is_closed:
             failed = store_error(error)
         for request in requests:

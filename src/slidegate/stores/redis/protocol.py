@@ -26,7 +26,6 @@ from ...core.bans.ban import Ban, BanSubject, read_ban
 from ...core.buckets import Bucket, Check
 from ...core.errors import Concerns, StoreError, StoreTimeout, StoreUnavailable, quoted
 from ...core.limits import AnyLimit, Limit
-from ...core.memo import remember
 from ...core.quotas import Quota
 from ...core.reservation import Reservation
 from ...core.ring import MAX_UNITS
@@ -132,7 +131,7 @@ class Packed(NamedTuple):
 
 
 class Packing:
-    """Builds the names of keys in Redis, and packs requests. Its only state is the key of names, and a memo of them.
+    """Builds the names of keys in Redis, and packs requests. Its only state is the key of names.
 
     Args:
         prefix: The start of all names.
@@ -156,7 +155,6 @@ class Packing:
         if readable:
             self.naming = READABLE
         self._key = b""
-        self._names: dict[str, bytes] = {}
 
     def name_keys(self, by: bytes | None) -> None:
         """Make names that are digests with a key; None for none."""
@@ -164,18 +162,14 @@ class Packing:
             return
         self.naming = KEYED + blake2b(b"naming", key=by, digest_size=8).hexdigest().encode()
         self._key = by
-        self._names.clear()
 
     def name_of(self, key: str) -> bytes:
         """Return the name of the hash with the windows and the ban of a key."""
-        name = self._names.get(key)
-        if name is None:
-            text = key.encode()
-            if self.naming != READABLE:
-                digest = blake2b(text, key=self._key, digest_size=DIGEST_BYTES).digest()
-                text = urlsafe_b64encode(digest).rstrip(b"=")
-            name = remember(self._names, key, self.windows + text)
-        return name
+        text = key.encode()
+        if self.naming != READABLE:
+            digest = blake2b(text, key=self._key, digest_size=DIGEST_BYTES).digest()
+            text = urlsafe_b64encode(digest).rstrip(b"=")
+        return self.windows + text
 
     def names_of(self, key: str) -> tuple[bytes, bytes]:
         """Return the names of the hash with the windows of a key, and of that with its strikes and levels."""
@@ -282,7 +276,6 @@ def read_bans(rows: Iterable[bytes]) -> list[Ban]:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-CLOSED: Final = "redis: the store is closed; create a new one"
 _SIGNS: Final[dict[Concerns, tuple[str, ...]]] = {
     "request": ("WRONGTYPE", "data string too short"),
     "writes": ("OOM ", "READONLY ", "MISCONF ", "NOREPLICAS "),
@@ -350,22 +343,17 @@ class StoreTime:
         is_real: Whether the server's time is used.
         local_us: Returns the time of a local clock: the monotonic clock, or the test clock.
         unix_us: Returns Unix time, by the clock of this process.
+        for_script: Returns the time argument of a script; -1 makes the script use the server's TIME.
         ahead_us: How far the server's clock is ahead of the local one, at least, by its last answer.
     """
 
     def __init__(self, clock: Clock | None) -> None:
-        self._clock = clock
         self.ahead_us = 0
         self._most_ahead_us = math.inf
         self.is_real = clock is None
         self.local_us: Clock = clock or real_monotonic_us
         self.unix_us: Clock = clock or system_us
-
-    def for_script(self) -> int:
-        """Return the time argument of a script; -1 makes the script use the server's TIME."""
-        if self._clock is None:
-            return -1
-        return self._clock()
+        self.for_script: Clock = clock or (lambda: -1)
 
     def now_us(self) -> int:
         """Return the server's time, estimated from its last answer."""

@@ -33,7 +33,7 @@ from ...core.bans.ban import BanSubject
 from ...core.buckets import Check
 from ...core.decision import Decision
 from ...core.durations import parse_duration_us
-from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
+from ...core.errors import ConfigurationError, StoreError, quoted
 from ...core.memo import MANY, remember
 from ...core.passwords import AnyAddress, address_in
 from ...core.reservation import Reservation
@@ -49,7 +49,6 @@ from .link import open_link
 from .parts import Parts
 from .poll import Polled
 from .protocol import (
-    CLOSED,
     END,
     INSPECT,
     KEY_LOCKING,
@@ -285,8 +284,7 @@ class RedisStore(Store):
 
     def batcher(self) -> Batcher:
         """Return the batcher of the running event loop."""
-        if self.closed:
-            raise StoreUnavailable(CLOSED)
+        self.expect_open()
         loop = running_loop()
         if loop is None:
             raise ConfigurationError(
@@ -359,8 +357,7 @@ class RedisRows(SharedRows):
             workers, rows = fields[::2], fields[1::2]
             return [(number, worker, row[END.size :]) for worker, row in zip(workers, rows, strict=True)]
 
-        name = self._name_of(kind, number)
-        return self._batcher().command((name,), b"read_rows", read=read)
+        return self._batcher().command((self._name_of(kind, number),), b"read_rows", read=read)
 
     def _name_of(self, kind: str, number: int) -> bytes:
         """Return the name of the hash with the rows of a kind and a number."""
