@@ -37,6 +37,7 @@ class Moments:
     def note(self, names: Iterable[Hashable] | None = None) -> None:
         """Note that it happens now, by default to everything."""
         self.last_ns = now_ns = monotonic_ns()
+        # Too many names are noted as everything.
         if names is None or len(self._by_name) > MEMO_SIZE:
             self._all_ns = now_ns
             self._by_name = {}
@@ -86,7 +87,7 @@ class KeptAnswer:
         sent_ns: When it was asked for (monotonic).
         until_us: Until when it is used, by the local clock of the store.
         amounts: The amounts of its limits; an operator may change them.
-        windows: The windows whose changes end it.
+        windows: The windows whose changes end it, beside those of the bans of the question's keys and addresses.
     """
 
     decision: Decision

@@ -93,7 +93,7 @@ class Link:
             raise
 
     def _is_due(self, now_s: float) -> bool:
-        """Return whether the connection has to be opened, or may have ended. Under a call it does not rest."""
+        """Return whether the connection has to be opened, or may have ended; under a call it does not rest."""
         if self._connection is None or not self._connection.is_connected or now_s - self._checked_s > CHECKED_S:
             return True
         return now_s - self._used_s > IDLE_S and not self._reading.locked()
@@ -115,14 +115,17 @@ class Link:
         self._checked_s = monotonic()
 
     async def _is_open(self) -> bool:
-        """Return whether the connection is open, and takes a new token, if there is one; close it if it has ended."""
+        """Return whether the connection is open; if so, log in with a new token, if there is one.
+
+        An open one has nothing to read, because all that was asked is answered. One that has ended is closed.
+        """
         connection = self._connection
         if not connection.is_connected:
             return False
-        for _ in range(2):  # the event loop reads what has come: it may be the end of the connection
+        for _ in range(2):  # so that the event loop reads what has come: it may be the end of the connection
             await asyncio.sleep(0)
         with suppress(RedisError):  # it has ended
-            if await connection.read_response(timeout=0) is None:  # what else comes is for nobody
+            if await connection.read_response(timeout=0) is None:  # nothing has come
                 await connection.re_auth()
                 return True
         await connection.disconnect(nowait=True)

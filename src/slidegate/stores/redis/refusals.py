@@ -67,8 +67,9 @@ class Refusals:
             lasts_us = min(lasts_us, decision.retry_after_us)
         until_us = self._time.sent_us(sent_ns) + lasts_us
         self._last_until_us = max(self._last_until_us, until_us)
-        amounts, windows = amounts_of(question.checks), windows_of(question.checks)
-        remember(self.known, subject, KeptAnswer(copy(decision), sent_ns, until_us, amounts, windows))
+        windows = windows_of(question.checks)
+        known = KeptAnswer(copy(decision), sent_ns, until_us, amounts_of(question.checks), windows)
+        remember(self.known, subject, known)
 
     def end(self, question: Question) -> None:
         """End those that share windows with a question that was charged: they have other numbers now."""

@@ -120,7 +120,7 @@ class UnitLeases:
         now_us, used, before = self._time.local_us(), lease.used, lease.used_before
         if not lease.holds(question, now_us, self._changes):
             self.refund_rest(lease, refund)
-            before = used  # the next lease begins
+            before = used  # this was the lease before the next one, under which nothing was asked yet
             used = 0
             if now_us >= lease.until_us + TRUST_US:
                 self.by_checks.pop(question.checks, None)
