@@ -340,6 +340,15 @@ async def test_what_a_permanent_ban_leaves_that_is_lifted_ends_as_if_there_had_b
         assert left == made.remaining, "what was charged counts on"
 
 
+async def test_nothing_is_counted_under_a_ban_of_a_network_that_no_poll_has_brought_yet(server: RedisServer) -> None:
+    policy = BanPolicy(after="3/hour", duration="1h")
+    async with workers_at(server, 2) as (store, other):
+        await hit(store)
+        await other.bans.ban("192.0.2.0/24", None, "", "ann")
+        assert await store.bans.strike(policy, "192.0.2.0/24", 1, "scanner") is None
+        assert await struck(store, policy, "192.0.2.0/24") == 0
+
+
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 
