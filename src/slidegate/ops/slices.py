@@ -60,8 +60,7 @@ WORKERS: Final = "stats7-workers"
 EVENTS: Final = "stats8-events"
 Name: TypeAlias = tuple[str, int]
 """The kind of a slice and its number: the time when it began, by its length."""
-_UNWRITTEN: Final = ("buckets", "keys", "groups")
-_FIELDS: Final = tuple(field.name for field in fields(ClientTraffic) if field.name not in _UNWRITTEN)
+_FIELDS: Final = tuple(field.name for field in fields(ClientTraffic) if field.name not in ("keys", "groups"))
 
 
 def encoded(value: object) -> bytes:
@@ -157,10 +156,7 @@ class Clients(dict[str, ClientTraffic]):
 
     def packed(self) -> bytes:
         """Return the row of a slice."""
-        first = self.ranking(TOP_CLIENTS).each()
-        for client in first:
-            client.prepare()
-        return encoded([_line_of(client, _FIELDS) for client in first])
+        return encoded([_line_of(client, _FIELDS) for client in self.ranking(TOP_CLIENTS).each()])
 
     def add_row(self, row: bytes) -> None:
         """Add what is in the row of a slice."""

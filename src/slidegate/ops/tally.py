@@ -17,9 +17,9 @@ from ..core.addresses import network_of
 from ..core.memo import remember
 from ..events import Outcome, Passed
 from .kinds import named_kind
-from .metrics import OTHER, rules_of, status_name
+from .metrics import OTHER, status_name
 from .slices import Clients, Series
-from .traffic import Group, SeriesName, Traffic, add_to, names_of
+from .traffic import Group, SeriesName, Traffic, add_to, amounts_of, names_of
 
 PART: Final = 128
 """How many requests are counted in one step, less than a millisecond."""
@@ -96,13 +96,11 @@ class Tally:
     def _count_keys(self, request: Passed) -> None:
         """Count an admitted request for each of its own keys, with the rules that counted it by that key."""
         client, checks, route, _, status = request
-        names: dict[str, tuple[Any, ...]] = {}
-        for bucket, key, _ in checks:
-            if key != client and key != self._everyone:
-                names[key] = (*names.get(key, (route, status)), bucket)
-        for key, name in names.items():
+        keys = {key for _, key, _ in checks} - {client, self._everyone}
+        for key in keys:
+            name = (route, status, *[bucket for bucket, own, _ in checks if own == key])
             self.keys[key].groups[self._groups[name]] += 1
-        self._note_keys(client, names)
+        self._note_keys(client, keys)
 
     def _count_outcome(self, outcome: Outcome, checks: Sequence[Check]) -> None:
         """Count what only an outcome tells of a request: its refusal, its exception, and shadow rules."""
@@ -168,4 +166,5 @@ class _Groups(dict[tuple[Any, ...], Group]):
 
     def __missing__(self, name: tuple[Any, ...]) -> Group:
         route, status, *buckets = name
-        return remember(self, name, Group(route, status_name(status), buckets, rules_of(buckets)))
+        amounts = amounts_of(buckets)
+        return remember(self, name, Group(route, status_name(status), tuple(amounts), amounts))

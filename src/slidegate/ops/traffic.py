@@ -173,12 +173,13 @@ class Group:
     Attributes:
         answered: The name of the status.
         rules: The names of the rules of the buckets.
+        amounts: Their limits by these names.
     """
 
     route: str
     answered: str
-    buckets: Sequence[Bucket]
     rules: tuple[str, ...]
+    amounts: dict[str, str]
 
 
 @dataclass(slots=True)
@@ -194,8 +195,7 @@ class ClientTraffic(RequestCounts):
         routes: Its admitted requests by route, up to 8.
         others: Its requests by digests of the users, cookies and API keys with which it came, up to 8: with several it
             is the address of several people.
-        buckets: The buckets of `amounts`, for `prepare`.
-        keys: The keys of `others`, for `prepare`.
+        keys: The keys of `others`, until `add` makes their digests.
         groups: Its admitted requests by group, until `add` counts them by rule and by route: one look-up a request.
     """
 
@@ -205,7 +205,6 @@ class ClientTraffic(RequestCounts):
     counted_by: dict[str, int] = field(default_factory=dict)
     routes: dict[str, int] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
-    buckets: dict[str, Bucket] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)
     groups: defaultdict[Group, int] = field(default_factory=partial(defaultdict, int))
 
@@ -223,19 +222,19 @@ class ClientTraffic(RequestCounts):
     def add(self, other: ClientTraffic) -> None:
         """Add the counts of another slice or worker, a later one."""
         self.add_counts(other, CLIENT_COUNTS)
-        for names in ("refused_by", "counted_by", "routes", "others", "keys"):
+        for names in ("refused_by", "counted_by", "routes", "others"):
             for name, requests in getattr(other, names).items():
                 add_to(getattr(self, names), name, requests)
-        for names in ("amounts", "buckets"):
-            for label, value in getattr(other, names).items():
-                _put(getattr(self, names), label, value)
+        for key, requests in other.keys.items():
+            add_to(self.others, f"{zlib.crc32(key.encode(errors='replace')):08x}", requests)
+        for rule, amounts in other.amounts.items():
+            _put(self.amounts, rule, amounts)
         for group, requests in other.groups.items():
             self.passed += requests
             add_to(self.routes, group.route, requests)
-            for rule in group.rules:
+            for rule, amounts in group.amounts.items():
                 add_to(self.counted_by, rule, requests)
-            for bucket in group.buckets:
-                _put(self.buckets, bucket.label, bucket)
+                _put(self.amounts, rule, amounts)
 
     def count_refused(self, refusal: Decision, names: Iterable[str]) -> None:
         """Count a request that some rules, a list or a ban refused, or that the store did not answer."""
@@ -243,15 +242,12 @@ class ClientTraffic(RequestCounts):
         if refusal.reason is not Reason.UNAVAILABLE:
             for name in names:
                 add_to(self.refused_by, name, 1)
-            for bucket, _, _ in refusal.checks:
-                _put(self.buckets, bucket.label, bucket)
+            self.amounts |= amounts_of(bucket for bucket, _, _ in refusal.checks)
 
-    def prepare(self) -> None:
-        """Make what only a client in a row needs: the amounts of its buckets, and the digests of its keys."""
-        for label, bucket in self.buckets.items():
-            self.amounts[label] = "; ".join(map(str, bucket.limits))
-        for key, requests in self.keys.items():
-            self.others[f"{zlib.crc32(key.encode(errors='replace')):08x}"] = requests
+
+def amounts_of(buckets: Iterable[Bucket]) -> dict[str, str]:
+    """Return the limits of some buckets by the names of their rules."""
+    return {bucket.label: "; ".join(map(str, bucket.limits)) for bucket in buckets}
 
 
 def names_of(outcome: Outcome, refusal: Decision) -> Sequence[str]:
