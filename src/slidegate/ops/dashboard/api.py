@@ -56,6 +56,7 @@ class Api:
             "statistics": {"GET": self.read_statistics},
             "summary": {"GET": self.read_summary},
             "client": {"GET": self.read_client},
+            "networks": {"GET": self.read_networks},
             "bans": {"GET": self.read_bans, "POST": self.ban, "DELETE": self.unban},
             "limits": {"GET": self.read_limits, "PUT": self.change, "DELETE": self.restore},
             "windows": {"DELETE": self.reset},
@@ -115,6 +116,10 @@ class Api:
         """Return what `slidegate explain` shows of a client, and the ban that refuses it."""
         client = await self._service.client(key)
         return {**answer_of(client.facts), "key": client.key, "ban": as_json(client.ban)}
+
+    async def read_networks(self) -> dict[str, Any]:
+        """Return the networks and operators of several clients, the most refused first; numbers are "at least"."""
+        return {"networks": as_json(await self._service.networks())}
 
     async def read_bans(self) -> dict[str, Any]:
         """Return the newest 1,000 bans, and how many there are."""

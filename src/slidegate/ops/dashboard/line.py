@@ -12,7 +12,7 @@ nearly all refusals by a limit: nothing tells to look at it first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ... import Networks
@@ -110,14 +110,13 @@ def row_of(client: ClientTraffic, is_banned: bool, caution: str) -> ClientRow:
     return ClientRow(client.key, rule, limits, client.refused, client.requests, by, is_banned, caution)
 
 
-def refusals_of(clients: Iterable[ClientRow], refused: int) -> Refusals:
+def refusals_of(rows: Sequence[ClientRow], refused: int) -> Refusals:
     """Return who was refused.
 
     Args:
-        clients: The clients that were refused.
+        rows: The clients that were refused, the most refused first.
         refused: How many requests were refused in the same time.
     """
-    rows = sorted(clients, key=lambda row: (-row.refused, row.key))
     unbanned = [row for row in rows if not row.is_banned]
     by_rule = Counter[str]()
     for row in unbanned:

@@ -7,6 +7,8 @@ The parts of an answer are read at the same time, and never for one client after
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,16 +25,19 @@ from ...core.errors import quoted
 from ...limiter import Action, Override, Publication, keys_refusing
 from ..explain import MOST_CLIENTS, MOST_EVENTS, Facts, facts_in
 from ..rows import key_of, span
-from ..slices import CLIENTS, KEYS, read_events, read_ranking, read_stats, steps_of
+from ..slices import CLIENTS, KEYS, Clients, read_events, read_ranking, read_stats, steps_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..tasks import together
 from .counts import Counts
 from .line import MEANWHILE, ClientRow, Line, Refusals, caution_of, kinds_of, line_of, refusals_of, row_of
+from .texts import count
 
 WINDOW: Final = "5m"
 WINDOWS: Final = (WINDOW, "1h", "6h", "24h")
 MAX_BANS: Final = 1_000
 MAX_ANSWERS: Final = 64
+_NETWORKS: Final = re.compile(r"asn:.*|.*\.0/24|.*/48")
+"""The networks by which clients are grouped: operators, and as many addresses as one site usually has."""
 FRESH_S: Final = 2.0
 """How long an answer is used, or four times as long as it took, if that is longer."""
 
@@ -153,6 +158,26 @@ class Service:
         now_us = await self.publish()
         return await self._shared(read_ranking, self.limiter, kind, MOST_CLIENTS, now_us)
 
+    async def networks(self) -> list[ClientRow]:
+        """Return the networks and operators of several clients, those first that are refused most.
+
+        Their numbers are at least so high: workers list 100 clients of a minute.
+        """
+        return await self._shared(self._read_networks)
+
+    async def _read_networks(self) -> list[ClientRow]:
+        networks, clients = Clients(), Counter[str]()
+        for client in (await self.ranking(CLIENTS)).each():
+            for key in keys_refusing(self.limiter, client.key):
+                if _NETWORKS.fullmatch(key):
+                    networks[key].add(client)
+                    clients[key] += 1
+            await checkpoint()  # after a look-up
+        several = [network for network in networks.values() if clients[network.key] > 1]
+        return await self.rows(
+            several, await self.bans(), lambda network: f"at least {count(clients[network.key])} clients"
+        )
+
     async def line(self) -> Line:
         """Return the line on top of the page, and the rows that it is computed from."""
         middlewares = self.limiter.middlewares
@@ -186,12 +211,12 @@ class Service:
     async def rows(
         self, clients: Iterable[ClientTraffic], bans: Bans, caution: Callable[[ClientTraffic], str] = lambda _: ""
     ) -> list[ClientRow]:
-        """Return the rows of some clients, with why to look at each before it is banned."""
+        """Return the rows of some clients, the most refused first, with why to look at each before it is banned."""
         rows = []
         for client in clients:
             rows.append(row_of(client, bans.refusing(self.limiter, client.key) is not None, caution(client)))
             await checkpoint()  # a look-up takes up to half a millisecond
-        return rows
+        return sorted(rows, key=lambda row: (-row.refused, -row.requests, row.key))
 
     async def client(self, text: str) -> Client:
         """Return what there is to know of a client.

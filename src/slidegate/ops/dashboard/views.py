@@ -75,8 +75,10 @@ def _shadowed(events: Iterable[LoggedEvent], rule: str) -> list[tuple[str, int]]
 
 
 async def clients(service: Service, query: Query) -> Variables:
-    """Return the clients and the keys of other kinds of the last five minutes, and the one that the query names."""
-    ranking, keys, bans = await together(service.ranking(CLIENTS), service.ranking(KEYS), service.bans())
+    """Return the clients, other keys and networks of the last five minutes, and the one that the query names."""
+    ranking, keys, bans, networks = await together(
+        service.ranking(CLIENTS), service.ranking(KEYS), service.bans(), service.networks()
+    )
     client = None
     if query.get("key"):
         client = await service.client(query["key"])
@@ -84,13 +86,14 @@ async def clients(service: Service, query: Query) -> Variables:
         "client": client,
         "clients": await _ranked(service, ranking, bans),
         "others": await _ranked(service, keys, bans),
+        "networks": networks,
     }
 
 
 async def _ranked(service: Service, ranking: Ranking, bans: Bans) -> list[ClientRow]:
     """Return the rows of the most refused and of the busiest, the most refused first."""
     listed = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS]).each()
-    return sorted(await service.rows(listed, bans), key=lambda row: (-row.refused, -row.requests, row.key))
+    return await service.rows(listed, bans)
 
 
 async def bans(service: Service, query: Query) -> Variables:
