@@ -23,9 +23,9 @@ from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateL
 from slidegate.core import Bucket, Concurrency
 from slidegate.web.routes import layers
 
-from ..asgi import call, hello, statuses
-from ..remote_stores import hit_all
-from ..virtual_time import VirtualTime
+from ..asgi import attempt, call, hello, statuses
+from ..remote_stores import RemoteStore, hit_all
+from ..virtual_time import VirtualTime, turns
 from .middlewares import fails, page
 from .stage import Stage
 
@@ -50,6 +50,19 @@ async def test_middlewares_without_names_count_apart_where_no_other_process_coun
     first, second = (RateLimitMiddleware(hello, limits="2/hour", limiter=shared) for _ in range(2))
     assert await answers(stage, first, "GET / times=3") == ["200 200 429"]
     assert await answers(stage, second, "GET / times=3") == ["200 200 429"]
+
+
+async def test_a_store_that_connects_does_so_as_the_application_starts() -> None:
+    connected = list[Any]()
+
+    class Connecting(RemoteStore):
+        async def connect(self) -> None:
+            connected.append(self)
+
+    limiter = Limiter(Connecting())
+    await attempt(RateLimitMiddleware(hello, limits="5/minute", limiter=limiter), type="lifespan")
+    await turns()
+    assert connected == [limiter.store]
 
 
 def mounted_in(limiter: Limiter, **options: Any) -> RateLimitMiddleware:
