@@ -21,7 +21,8 @@ from starlette.routing import Route
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.core import ConfigurationError, Limit, Quota
 from slidegate.ops.explain import Facts, facts_of
-from slidegate.ops.facts import EVERY, Fact, Verdict
+from slidegate.ops.facts import Fact, Verdict
+from slidegate.ops.published_rules import EVERY
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 from slidegate.web.keys import everyone

@@ -10,9 +10,9 @@ from anyio.lowlevel import checkpoint
 from .. import Limiter
 from ..core import Ban
 from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_refusing
-from .facts import EVERY, OF_VERSION, OF_WORKERS, UNREAD, Fact, FactsOfRules, Verdict, joined
+from .facts import OF_VERSION, OF_WORKERS, UNREAD, Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
-from .published_rules import of_workers
+from .published_rules import EVERY, of_workers
 from .recent_events import SUBJECTS, LoggedEvent
 from .rows import as_json, listed, named, seconds, span
 from .slices import CLIENTS, KEYS, WORKERS, read_events, read_ranking

@@ -23,9 +23,8 @@ from typing import Final, NamedTuple, TypeAlias
 from ..core import AnyLimit, Ban, LimitState, Quota, parse_limits
 from ..limiter import Override, PublishedRule
 from .kinds import FUNCTION, Subject, is_operator, ranges_in
-from .rows import listed
+from .published_rules import EVERY, where_read
 
-EVERY: Final = "every request"
 OF_FUNCTION: Final = "limits that functions return"
 OF_OPERATOR: Final = "whether a banned operator has its address"
 OF_VERSION: Final = "rules of another version"
@@ -185,22 +184,19 @@ class FactsOfRules:
 
     def _of_bans(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         """Yield a row for each ban: of every request, or of those for which a rule reads the banned key."""
-        # A middleware reads the key of its client, and its policies read theirs, on every request.
-        read_always = {self.subject.counted_by(rule)[0] for rule in rules if rule.action in ("client", "ban")}
+        read_always = {*self.operators}
         if self.subject.addresses is not None:
             read_always.add(self.subject.key)
-        read_always.update(self.operators)
         for ban in self.bans:
             row = Fact(f"ban of {ban.key}", f"by {ban.by}", EVERY, ban.key, Verdict.REFUSES, ban.reason, ban=ban)
             share = self.subject.share_banned(ban)
-            reading = [rule for rule in rules if rule.bucket and not rule.shadow]
-            names = dict.fromkeys(repr(rule.rule) for rule in reading if self.subject.counted_by(rule)[0] == ban.key)
+            requests = where_read(rule for rule in rules if self.subject.counted_by(rule)[0] == ban.key)
             if ban.key in read_always or share == "whole":
                 yield row
             elif share == "part":
                 yield row.perhaps("for a part of it")
-            elif names:
-                yield row._replace(requests=f"where {listed([*names])} counts by it")
+            elif requests:
+                yield row._replace(requests=requests)
             elif is_operator(ban.key) and not self.operators and self.subject.addresses is not None:
                 self.leave_out(OF_OPERATOR, ban.key)
 

@@ -84,7 +84,9 @@ def digest_prefix(kind: str) -> str:
 
 
 def beginnings_of(kind: str) -> tuple[str, ...]:
-    """Return how the keys of a kind that is neither an address nor a function's begin."""
+    """Return how the keys of a kind begin that is no address; those of functions may begin with anything."""
+    if kind == FUNCTION:
+        return ("",)
     if kind == EVERYONE:
         return (kind,)
     name, _, by = kind.partition(":")

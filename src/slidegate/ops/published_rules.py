@@ -13,11 +13,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 from .. import ConfigurationError, Limiter
 from ..core.addresses import network_of
 from ..limiter import Publication, PublishedRule, inspect_keys
-from .kinds import EVERYONE, FUNCTION, beginnings_of, kind_of, named_kind
+from .kinds import EVERYONE, beginnings_of, kind_of, named_kind
 from .rows import as_json, listed, named
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
+EVERY: Final = "every request"
 BY_FUNCTION: Final = "by a function"
 _CLIENT: Final = "client"
 _OF_ROUTE: Final = "per-route "
@@ -26,7 +27,7 @@ _OWN_PREFIXES: Final = (32, 64)
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
 _OF_CLIENT: Final = re.compile("peer:.|unknown-peer$|asn:[0-9]")
 """How keys begin that, beside addresses and networks, each request has."""
-_EVERYWHERE: Final = "it holds on every request"
+_EVERYWHERE: Final = f"it holds on {EVERY}"
 
 
 class RuleRow(NamedTuple):
@@ -196,28 +197,31 @@ def where_banned(published: Sequence[Publication], key: str) -> str:
     """
     if network_of(key) is not None or _OF_CLIENT.match(key):
         return _EVERYWHERE
-    rules = list(_rules_that_read(published, key))
-    # A policy of bans reads the key of every request, a rule only of those that it concerns.
-    if any(rule.action == "ban" for rule in rules):
+    rules = [rule for publication in published for rule in publication.rules]
+    requests = where_read(rule for rule in rules if key.startswith(beginnings_of(rule.key)))
+    if requests == EVERY:
         return _EVERYWHERE
     remedy = _remedy_of(kind_of(key))
-    names = list(dict.fromkeys(repr(rule.rule) for rule in rules))
-    if names:
-        return f"it holds where {listed(names)} counts by it{remedy}"
+    if requests:
+        return f"it holds {requests}{remedy}"
     if not published or not all(publication.is_readable for publication in published):
         return f"which rules read {kind_of(key)!r} is not known, as no worker has published that{remedy}"
     return f"no published rule reads {kind_of(key)!r}{remedy}"
 
 
-def _rules_that_read(published: Sequence[Publication], key: str) -> Iterator[PublishedRule]:
-    """Yield the rules that read the kind of a key, and refuse it while it is banned."""
-    for publication in published:
-        for rule in publication.rules:
-            # A rule in shadow never refuses. A policy in shadow never bans, but enforces the bans of others.
-            if rule.shadow and rule.action != "ban":
-                continue
-            if rule.key == FUNCTION or key.startswith(beginnings_of(rule.key)):
-                yield rule
+def where_read(rules: Iterable[PublishedRule]) -> str:
+    """Return which requests some rules refuse that read a key while it is banned; empty for none."""
+    names: dict[str, None] = {}
+    for rule in rules:
+        # A middleware reads the key of its client, and a policy its own, on every request: one in shadow never bans,
+        # but enforces the bans of others.
+        if rule.action in ("client", "ban"):
+            return EVERY
+        if rule.bucket and not rule.shadow:
+            names[repr(rule.rule)] = None
+    if not names:
+        return ""
+    return f"where {listed([*names])} counts by it"
 
 
 def _remedy_of(kind: str) -> str:

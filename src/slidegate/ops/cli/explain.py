@@ -11,7 +11,8 @@ import click
 
 from ... import Limiter
 from ..explain import NOT_LISTED, Facts, answer_of, facts_of, row_of_fact
-from ..facts import EVERY, Fact, joined
+from ..facts import Fact, joined
+from ..published_rules import EVERY
 from ..rows import key_of, span, time_of
 from .bans import compare_secrets
 from .main import UNKNOWN, Answer, NoAnswer, asking, program, table, with_value
