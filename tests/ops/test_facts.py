@@ -207,7 +207,7 @@ def check(found: Facts, request: Request, answer: Answer) -> None:
     # What is exempt or final does not reach the rows below; limits at endpoints and bans hold all the same.
     for number, row in enumerate(naming):
         passing = any(above.does is Verdict.PASSES or "final" in above.note for above in naming[:number])
-        if row.does is Verdict.REFUSES and sure and not (passing and row.ban is None and "/limited" not in row.by):
+        if row.does is Verdict.REFUSES and sure and not (passing and row.ban is None and "/limited" not in row.rule):
             assert not passed, f"{row} refuses, but it passed"
     if passed:
         return
@@ -261,7 +261,7 @@ async def of_one(rule: Rule, requests: int) -> tuple[Any, list[Fact]]:
     for _ in range(requests):
         await call(app, client=(CLIENT, 1234))
     await app.limiter.engine.workers.write(1.0)
-    return app, [row for row in (await facts_of(Limiter(store), CLIENT)).rows if row.by == rule.label]
+    return app, [row for row in (await facts_of(Limiter(store), CLIENT)).rows if row.rule == rule.label]
 
 
 async def test_a_request_that_waits_long_enough_is_not_said_to_be_refused() -> None:
@@ -290,7 +290,7 @@ async def test_a_client_that_holds_all_permits_is_refused_until_a_request_ends()
     row = found.refused_by
     assert row is not None
     assert row.window is not None
-    assert (row.by, row.window.used, row.until_us(found.now_us)) == ("busy", 1, None)
+    assert (row.rule, row.window.used, row.until_us(found.now_us)) == ("busy", 1, None)
     assert (await call(app, client=(CLIENT, 1234))).status == 429
     goes_on.set()
     assert (await held).status == 200
@@ -360,7 +360,7 @@ def test_a_quota_is_read_in_its_zone_from_its_start(period: tuple[str, Any], zon
         app, (row,) = await of_one(Rule("*", quota, name="quota"), 2)
         if is_changed:
             await app.limiter.override("quota", f"7/{unit}", "1h")
-            (row,) = [one for one in (await facts_of(Limiter(app.limiter.store), CLIENT)).rows if one.by == "quota"]
+            (row,) = [one for one in (await facts_of(Limiter(app.limiter.store), CLIENT)).rows if one.rule == "quota"]
             quota = Quota(f"7/{unit}", zone=zone, starts=starts)
         assert row.window is not None
         assert (row.what, row.window.used, row.window.remaining) == (str(quota), 2, quota.amount - 2)
@@ -373,7 +373,7 @@ async def test_a_changed_limit_is_read_in_the_window_in_code(limit: Limit, text:
     """The text of a change may leave out the resolution, and write the window as that of a quota."""
     app, _ = await of_one(Rule("*", limit, name="all"), 2)
     await app.limiter.override("all", text, "1h")
-    (row,) = [one for one in (await facts_of(Limiter(app.limiter.store), CLIENT)).rows if one.by == "all"]
+    (row,) = [one for one in (await facts_of(Limiter(app.limiter.store), CLIENT)).rows if one.rule == "all"]
     assert row.window is not None
     assert (row.window.limit.same_window, row.window.used, row.window.remaining) == (limit.same_window, 2, 5)
 
@@ -390,7 +390,7 @@ async def test_units_that_workers_have_leased_may_let_requests_pass_where_the_wi
     await limiter.engine.workers.write(20.0)
     tool = Limiter.from_url(url, deadline="20s")
     found = await facts_of(tool, CLIENT)
-    rows = {row.by: (row.does, row.note) for row in found.rows if row.by in ("leased", "exact")}
+    rows = {row.rule: (row.does, row.note) for row in found.rows if row.rule in ("leased", "exact")}
     assert rows["leased"] == (Verdict.MAY_REFUSE, "workers may have leased units for a second")
     assert rows["exact"] == (Verdict.HAS_ROOM, "")
     await limiter.close()

@@ -273,7 +273,7 @@ async def check_key(incident: Incident, key: str) -> None:
     truth = Truth(incident.decided(5))
     if not truth.is_cut and len(truth.keys) <= 100:
         lately = [one for one in truth.clients.get(key, truth.keys.get(key, [])) if one.is_refused]
-        assert (answer["refused"] or 0) == len(lately)
+        assert (answer["seen"] or {"refused": 0})["refused"] == len(lately)
     ban = await limiter.banned(key)
     assert (answer["ban"] and answer["ban"]["key"]) == (ban and ban.key)
     code, verdict = int(answer["refused_by"] is not None), ""

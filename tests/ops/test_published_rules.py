@@ -77,7 +77,7 @@ async def test_what_idle_workers_have_published_is_known_for_a_day() -> None:
         with pytest.raises(ConfigurationError, match=wrong):
             await tool.override(name, limit, "1h")
     found = await facts_of(tool, PEER)
-    assert [(row.by, row.what, row.note) for row in found.rows if row.by == "login"] == [
+    assert [(row.rule, row.what, row.note) for row in found.rows if row.rule == "login"] == [
         ("login", "6/1m", "5/1m in code")
     ]
     assert (found.workers, found.is_open) == (1, False)
@@ -94,4 +94,4 @@ async def test_a_limit_that_one_worker_has_not_met_yet_is_no_difference() -> Non
         await app.limiter.engine.workers.write(1.0)
     tool = limiter_on(rows)
     assert [(row.rule, row.workers) for row in rule_rows(await tool.published())] == [("per-route *", "")]
-    assert [(row.by, row.note) for row in (await facts_of(tool, PEER)).rows] == [("per-route *", "")]
+    assert [(row.rule, row.note) for row in (await facts_of(tool, PEER)).rows] == [("per-route *", "")]

@@ -82,35 +82,12 @@ def answer_of(facts: Facts) -> dict[str, Any]:
     """Return the facts about a key as JSON shows them."""
     fact = facts.refused_by
     return {
-        "key": facts.key,
-        "at": seconds(facts.now_us),
-        "refused_by": fact and fact.by,
+        **as_json(facts),
+        "refused_by": fact and fact.rule,
         "until_at": fact and seconds(fact.until_us(facts.now_us)),
-        "off_until_at": facts.off and seconds(facts.off.until_us),
-        "workers": facts.workers,
-        "not_read": [*facts.left_out],
         "behind": facts.behind,
-        "refused": facts.seen and facts.seen.refused,
-        "refusals": [{"at": seconds(event.time_us), **event.details} for event in facts.refusals or ()],
-        "rows": [row_of_fact(fact) for fact in facts.rows],
+        "seen": facts.seen and named(facts.seen, "requests", "refused", "rule"),
     }
-
-
-def row_of_fact(fact: Fact) -> dict[str, Any]:
-    """Return the row of a rule, a list or a ban."""
-    row = {"rule": fact.by, "now": fact.does.value, **named(fact, "what", "requests", "key", "note")}
-    window = fact.window
-    if window is not None:
-        row |= {
-            **named(window, "name", "used", "remaining"),
-            "amount": window.limit.amount,
-            "retry_after_s": seconds(window.retry_after_us),
-            "more_after_s": seconds(window.more_after_us),
-            "reset_after_s": seconds(window.reset_after_us),
-        }
-    if fact.ban is not None:
-        row["ban"] = as_json(fact.ban)
-    return row
 
 
 async def facts_of(limiter: Limiter, key: Any) -> Facts:
@@ -164,7 +141,7 @@ async def facts_in(
     )
     now_us = await _read_windows(limiter, maker, rules)
     workers = sum(publication.workers for publication in published)
-    having = of_workers(published, workers, maker.rows_of, "by")
+    having = of_workers(published, workers, maker.rows_of)
     rows = [row._replace(note=joined(row.note, some)) for row, some in having]
     for publication in published:
         if not publication.is_readable:

@@ -59,7 +59,7 @@ class Fact(NamedTuple):
     """What one rule, list or ban means for a key.
 
     Attributes:
-        by: The rule, the list, or the ban: ``ban of user:42``.
+        rule: The label of the rule or the list; of a ban ``ban of user:42``.
         what: What it is: the limit in force, ``5/1h``; else ``block``, ``exempt``, the kind of the list, or by whom the
             ban is.
         requests: Which requests of the key it concerns.
@@ -70,7 +70,7 @@ class Fact(NamedTuple):
         ban: The ban.
     """
 
-    by: str
+    rule: str
     what: str
     requests: str
     key: str
@@ -243,7 +243,8 @@ class FactsOfRules:
             if rule.by_function:
                 note = joined(note, "by a function, as statistics have seen it")
             requests = (rule.requests or EVERY) + among
-            yield Fact(rule.rule, str(window.limit), requests, key, does, note, window._replace(name=rule.name))
+            state = window._replace(name=rule.name, label=rule.rule, shadow=rule.shadow)
+            yield Fact(rule.rule, str(window.limit), requests, key, does, note, state)
 
     def _other_key(self, rule: PublishedRule) -> str:
         """Return by which other key a rule counts requests of the key."""

@@ -16,7 +16,7 @@ from ..limiter import Publication, PublishedRule, inspect_keys
 from .kinds import EVERYONE, beginnings_of, kind_of, named_kind
 from .rows import as_json, listed, named
 
-Row = TypeVar("Row", bound=tuple[Any, ...])
+Row = TypeVar("Row", bound=Any)
 
 EVERY: Final = "every request"
 BY_FUNCTION: Final = "by a function"
@@ -51,7 +51,7 @@ class RuleRow(NamedTuple):
 def rule_rows(published: Sequence[Publication]) -> list[RuleRow]:
     """Return the rules of all workers, those first that only some of them have."""
     workers = sum(publication.workers for publication in published if publication.is_readable)
-    rows = [row._replace(workers=some) for row, some in of_workers(published, workers, _rows_in, "rule")]
+    rows = [row._replace(workers=some) for row, some in of_workers(published, workers, _rows_in)]
     differing = sorted(row for row in rows if row.workers)
     # How clients are determined is no rule.
     return differing + [row for row in rows if not row.workers and row.rule != _CLIENT]
@@ -63,14 +63,13 @@ def _rows_in(rules: Iterable[PublishedRule]) -> Iterator[RuleRow]:
 
 
 def of_workers(
-    published: Iterable[Publication], workers: int, rows_of: Callable[[Any], Iterable[Row]], label: str
+    published: Iterable[Publication], workers: int, rows_of: Callable[[Any], Iterable[Row]]
 ) -> list[tuple[Row, str]]:
     """Return what workers have, each once, and which of them have it, in words; empty for all.
 
     Args:
         workers: How many workers there are.
-        rows_of: Returns what a worker with some rules has.
-        label: In which field a row has the label of its rule.
+        rows_of: Returns what a worker with some rules has; each has the label of its `rule`.
     """
     having = Counter[Row]()
     # A limit of a route or an endpoint is known from its first request on: only these workers can have it.
@@ -81,7 +80,7 @@ def of_workers(
         met.update(dict.fromkeys(late, publication.workers))
     rows = []
     for row, number in having.items():
-        of = met.get(getattr(row, label), workers)
+        of = met.get(row.rule, workers)
         some = ""
         if number != of:
             some = f"in {number} of {of} workers"

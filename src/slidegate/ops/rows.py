@@ -10,10 +10,21 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from .. import ConfigurationError
+from ..core import AnyLimit
 from .kinds import digest_prefix, named_kind
 
 _S: Final = 1_000_000
-_MOMENTS: Final = {"since_us": "since_at", "until_us": "until_at", "at_us": "at"}
+_IN_SECONDS: Final = {
+    "since_us": "since_at",
+    "until_us": "until_at",
+    "at_us": "at",
+    "now_us": "at",
+    "time_us": "at",
+    "retry_after_us": "retry_after_s",
+    "more_after_us": "more_after_s",
+    "reset_after_us": "reset_after_s",
+}
+"""The names in JSON of what is in microseconds."""
 _UNITS: Final = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 """The units of a length of time, with the next smaller one, in seconds."""
 NO_VALUE: Final = "\u2013"
@@ -26,13 +37,15 @@ def as_json(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         row = {}
         for name, part in value._asdict().items():
-            if name in _MOMENTS:
-                row[_MOMENTS[name]] = seconds(part)
+            if name in _IN_SECONDS:
+                row[_IN_SECONDS[name]] = seconds(part)
             else:
                 row[name] = as_json(part)
         return row
     if isinstance(value, list | tuple):
         return [as_json(part) for part in value]
+    if isinstance(value, AnyLimit):
+        return str(value)
     return value
 
 

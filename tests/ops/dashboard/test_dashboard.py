@@ -321,7 +321,7 @@ async def test_keys_of_any_characters_are_found_lifted_and_shown_as_text_in_ever
     shadow = RateLimitMiddleware(hello, rules=[tried], limiter=site.limiter)
     assert await statuses(keyed, 2) == [200, 429]
     assert await statuses(shadow, 2) == [200, 200]
-    assert [one["status"] for one in (await read(site, "client", key=key))["refusals"]] == ["429"]
+    assert [one["details"]["status"] for one in (await read(site, "client", key=key))["refusals"]] == ["429"]
     assert f"./clients?{urlencode({'key': key})}" in (await site.page("?rule=tried")).names("a", "href")
     status, _ = await site.ask("POST", "bans", {"key": key, "duration": "1h", "reason": key})
     assert status == 200  # as it is counted
@@ -489,8 +489,8 @@ async def test_a_client_is_found_as_counted(ipv4_prefix: int, ipv6_prefix: int, 
     page = await site.page(answer.headers["location"].removeprefix("./"))
     assert counted.key in page.names("section", "data-key")
     assert "3 / 20" in page.text
-    (window,) = [row for row in (await read(site, "client", key=typed))["rows"] if row["what"] == "20/1m"]
-    assert (window["key"], window["used"]) == (counted.key, 3)
+    (row,) = [row for row in (await read(site, "client", key=typed))["rows"] if row["what"] == "20/1m"]
+    assert (row["key"], row["window"]["used"]) == (counted.key, 3)
 
 
 LENGTHS = st.none() | st.sampled_from(["1h", "2h", "permanent"])

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from ... import Limiter
-from ..explain import NOT_LISTED, Facts, answer_of, facts_of, row_of_fact
+from ..explain import NOT_LISTED, Facts, answer_of, facts_of
 from ..facts import Fact, joined
 from ..published_rules import EVERY
 from ..rows import key_of, span, time_of
@@ -78,10 +78,12 @@ def _lines(facts: Facts) -> Iterator[str]:
 
 
 def _cells(fact: Fact) -> dict[str, Any]:
-    cells = {**dict.fromkeys(_COLUMNS), **row_of_fact(fact)}
-    cells["left"] = cells.get("remaining")
-    if cells.get("more_after_s"):
-        cells["more in"] = span(cells["more_after_s"])
+    cells = {**dict.fromkeys(_COLUMNS), **fact._asdict(), "now": fact.does}
+    window = fact.window
+    if window is not None:
+        cells |= {"used": window.used, "left": window.remaining}
+        if window.more_after_us:
+            cells["more in"] = span(window.more_after_us / _S)
     return cells
 
 
@@ -100,7 +102,7 @@ def _verdict(facts: Facts) -> str:
 
 
 def _refused_by(fact: Fact, now_us: int) -> str:
-    words = f"refused by {fact.by}"
+    words = f"refused by {fact.rule}"
     if fact.may_refuse:
         words = f"may be {words}"
     until_us = fact.until_us(now_us)
