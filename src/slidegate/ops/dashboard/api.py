@@ -5,24 +5,21 @@ Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_us` micr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from inspect import signature
-from typing import Any, Final
+from time import monotonic
+from typing import Any
 
 from starlette.exceptions import HTTPException
 
 from ... import ConfigurationError, StoreError
-from ...core.logs import Throttle, logger
+from ...core.logs import log_failure
 from ..explain import answer_of
 from ..published_rules import ban_by_hand, changeable_limits, limit_rows, rule_rows
 from ..rows import as_json, key_of, named
 from ..statistics import Traffic
 from ..traffic import COUNTS
 from .service import WINDOW, Service
-
-_throttle: Final = Throttle()
-"""Limits the rate of lines about requests to dashboards that fail because the store does not answer."""
 
 
 def problem_of(error: Exception) -> HTTPException:
@@ -31,11 +28,9 @@ def problem_of(error: Exception) -> HTTPException:
         return error
     if isinstance(error, ConfigurationError):
         return HTTPException(400, str(error))
+    log_failure("a request to the dashboard failed", error, monotonic())
     if isinstance(error, StoreError):
-        if _throttle.left_out(None, time.monotonic()) is not None:  # open pages ask every few seconds
-            logger.error("a request to the dashboard failed because the store does not answer: %r", error)
         return HTTPException(503, "The store does not answer; the log says more.", {"retry-after": "1"})
-    logger.error("a request to the dashboard failed", exc_info=error)
     return HTTPException(500, "The request failed; the log says why.")
 
 

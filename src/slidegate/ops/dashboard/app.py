@@ -11,13 +11,13 @@ from __future__ import annotations
 import hmac
 import json
 import re
-import time
 from base64 import b64decode
 from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from inspect import isawaitable
+from time import monotonic
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -30,7 +30,7 @@ from starlette.types import Receive, Scope, Send
 
 from ... import ConfigurationError, Limiter
 from ...core.arguments import MAX_NAME
-from ...core.logs import Throttle, escaped, logger
+from ...core.logs import Throttle, escaped, log_failure, logger
 from ...core.options import options_checked
 from ...core.passwords import SecretText, revealed
 from .api import Api, problem_of
@@ -203,7 +203,9 @@ class Dashboard:
         text = "A token is required."
         if credentials:
             text = "The token is wrong."
-            self._warn("the dashboard has received a wrong token")
+            left_out = self._throttle.left_out(None, monotonic())
+            if left_out is not None:
+                logger.warning("the dashboard has received a wrong token%s", left_out)
             await anyio.sleep(WRONG_TOKEN_S)
         raise HTTPException(401, text, {"www-authenticate": 'Basic realm="slidegate", charset="UTF-8"'})
 
@@ -213,17 +215,12 @@ class Dashboard:
             name = user(request)
             if isawaitable(name):
                 name = await name
-        except Exception:
+        except Exception as error:
             name = None
-            self._warn("the dashboard answers 403, because the function of its user= has failed", exc_info=True)
+            log_failure("the dashboard answers 403, as the function of its user= failed", error, monotonic())
         if isinstance(name, str) and name.strip() and len(name) <= MAX_NAME:
             return name
         raise HTTPException(403, "You are not an operator of this dashboard.")
-
-    def _warn(self, text: str, *, exc_info: bool = False) -> None:
-        left_out = self._throttle.left_out(text, time.monotonic())
-        if left_out is not None:
-            logger.warning("%s%s", text, left_out, exc_info=exc_info)
 
 
 def may_change(request: Request, *, has_token: bool) -> bool:
