@@ -16,7 +16,9 @@ from starlette.requests import Request
 import slidegate
 from slidegate import ConfigurationError, Limiter, MemoryStore
 
-WHERE = "core core.addresses core.bans.ban core.bans.rows events ops.replay ops.statistics testing windows dashboard "
+WHERE = (
+    "core core.addresses core.bans.ban core.bans.rows events ops.replay.logs ops.statistics testing windows dashboard "
+)
 WHERE += "httpx otel prometheus"
 MODULES = [*(import_module(f"slidegate.{name}") for name in WHERE.split()), slidegate]
 NAMED = [(name, getattr(module, name)) for module in MODULES for name in dir(module)]

@@ -16,7 +16,7 @@ from click import Command, Group
 from slidegate.core import Ban, Reason
 from slidegate.events import KINDS
 from slidegate.limiter import PublishedRule
-from slidegate.ops.cli import bans, check, explain, limits, simulate  # noqa: F401  each adds its commands to the program
+from slidegate.ops.cli import changes, check, explain, simulate  # noqa: F401  each adds its commands to the program
 from slidegate.ops.cli.check import CODES as OF_CHECK
 from slidegate.ops.cli.main import program
 from slidegate.ops.metrics import COUNTERS, DURATION, GAUGES

@@ -26,7 +26,7 @@ from slidegate.core.logs import MAX_CHARS, Throttle, escaped
 from slidegate.limiter.aio import in_background, to_the_end
 from slidegate.networks.lists import read_entries
 from slidegate.networks.mcp import mcp_tool
-from slidegate.ops.replay.lines import parse_line
+from slidegate.ops.replay.logs import parse_line
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.client_ip import client_ip, read_node, split_forwarded, split_list
 from slidegate.web.keys import cookie, header, query

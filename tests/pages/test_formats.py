@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slidegate import Networks
-from slidegate.ops.replay import AccessLogs
+from slidegate.ops.replay.logs import AccessLogs
 
 from ..test_docs import ROOT
 

@@ -29,11 +29,10 @@ from starlette.routing import Mount, Route
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.core import Quota, Reason
 from slidegate.ops.dashboard.texts import count, ms, rate
-from slidegate.ops.replay import AccessLogs, AccessRecord, Replay, ReplayedRequest, Simulation, line_parser
 from slidegate.ops.replay import logs as logs_module
-from slidegate.ops.replay.lines import NO_TIME, parse_line
-from slidegate.ops.replay.replay import scope_of
-from slidegate.ops.replay.report import MINUTE_US, QUANTILES, measure, peak, quantile, refused_by
+from slidegate.ops.replay.logs import NO_TIME, AccessLogs, AccessRecord, line_parser, parse_line
+from slidegate.ops.replay.replay import Replay, ReplayedRequest, scope_of
+from slidegate.ops.replay.report import MINUTE_US, QUANTILES, Simulation, measure, peak, quantile, refused_by
 from slidegate.ops.rows import share, span
 from slidegate.testing import FakeClock
 

@@ -25,7 +25,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:
-        from . import bans, check, explain, limits, simulate  # noqa: F401  each adds its commands to the program
+        from . import changes, check, explain, simulate  # noqa: F401  each adds its commands to the program
         from .main import run_program
     except ModuleNotFoundError as error:  # the extra is missing or incomplete
         sys.stderr.write(f'slidegate: the command needs the package {error.name}: pip install "slidegate[cli]"\n')

@@ -14,7 +14,7 @@ from ..explain import NOT_LISTED, Facts, answer_of, facts_of
 from ..facts import Fact, joined
 from ..published_rules import EVERY
 from ..rows import key_of, span, time_of
-from .bans import compare_secrets
+from .changes import compare_secrets
 from .main import UNKNOWN, Answer, NoAnswer, asking, program, table, with_value
 
 REFUSED: Final = 1

@@ -34,7 +34,7 @@ from ... import (
 from ...core import compiled
 from ...core.logs import escaped, logger, safe_text
 from ...core.passwords import without_addresses
-from ..replay import nothing
+from ..replay.replay import nothing
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

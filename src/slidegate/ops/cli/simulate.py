@@ -13,9 +13,9 @@ from starlette.routing import Router
 from ... import RateLimitMiddleware, Rule
 from ...web.endpoints import rules_of_route
 from ...web.routes import mounted_routes
-from ..replay import AccessLogs, Replay, Simulation, measure
-from ..replay.lines import NO_TIME
-from ..replay.report import QUANTILES
+from ..replay.logs import NO_TIME, AccessLogs
+from ..replay.replay import Replay
+from ..replay.report import QUANTILES, Simulation, measure
 from ..rows import listed, share, span, time_of
 from .check import applications_in, imported
 from .main import middleware_of, note, program, show, table, with_json

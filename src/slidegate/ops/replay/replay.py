@@ -20,7 +20,7 @@ from ... import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, R
 from ...core import Event
 from ...events import Outcome
 from ..kinds import FUNCTION, named_kind
-from .lines import AccessRecord
+from .logs import AccessRecord
 
 MAX_KEYS: Final = 2_000_000
 """The most windows, and the most bans, that a replay keeps."""
@@ -29,14 +29,17 @@ _FULL: Final = ("keys_shared", "bans_full")
 
 
 class ReplayedRequest(NamedTuple):
-    """The result of one replayed request."""
+    """The result of one replayed request.
+
+    Attributes:
+        client: Who sent it, as its middleware sees it.
+        outcome: The outcome that the outermost middleware reports, with the decisions of all; None if it is exempt.
+        events: The events that the limiters report: refusals, shadow refusals and bans.
+    """
 
     client: str
-    """Who sent it, as its middleware sees it."""
     outcome: Outcome | None
-    """The outcome that the outermost middleware reports, with the decisions of all; None if it is exempt."""
     events: Sequence[Event]
-    """The events that the limiters report: refusals, shadow refusals and bans."""
 
 
 class Replay:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from ... import Limit
 from ...core import Reason
 from ...events import Outcome
-from .lines import AccessRecord
+from .logs import AccessRecord
 from .replay import Replay
 
 MAX_REFUSED: Final = 10
