@@ -125,8 +125,6 @@ def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator
 def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.3f}"
     if value is None:
         return ""
     return escaped(str(value), MAX_CELL)

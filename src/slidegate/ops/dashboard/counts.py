@@ -34,7 +34,7 @@ class Counts(NamedTuple):
     """What was counted in a window.
 
     Attributes:
-        window: The window, one of `WINDOWS`.
+        window: The window as it was asked for.
         start_at: When the first step began, in Unix time.
         at: When they were read.
     """
