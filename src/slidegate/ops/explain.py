@@ -10,7 +10,7 @@ from anyio.lowlevel import checkpoint
 from .. import Limiter
 from ..core import Ban
 from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_refusing
-from .facts import OF_VERSION, OF_WORKERS, UNREAD, Fact, FactsOfRules, Verdict, joined
+from .facts import Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
 from .published_rules import EVERY, of_workers
 from .recent_events import SUBJECTS, LoggedEvent
@@ -145,9 +145,9 @@ async def facts_in(
     rows = [row._replace(note=joined(row.note, some)) for row, some in having]
     for publication in published:
         if not publication.is_readable:
-            maker.leave_out(OF_VERSION, f"{publication.workers} workers")
+            maker.leave_open("rules of another version", f"{publication.workers} workers")
     if not workers:
-        maker.leave_out(OF_WORKERS, "none has had a request within a day")
+        maker.leave_open("rules of workers", "none has had a request within a day")
     left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
     idle_us = now_us - min(publication.seen_us or now_us for publication in published)
     if idle_us > IDLE_US:
@@ -157,16 +157,15 @@ async def facts_in(
         left_out.insert(0, NO_STATISTICS)
     else:
         refusals = _refusals_in(events, keys)
-    is_open = not UNREAD.isdisjoint(maker.left_out)
     seen = next((traffic[name] for name in (subject.key, *clients) if name in traffic), None)
-    return Facts(subject.key, now_us, workers, changes.get("*"), rows, refusals, seen, left_out, is_open)
+    return Facts(subject.key, now_us, workers, changes.get("*"), rows, refusals, seen, left_out, maker.is_open)
 
 
 async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[str]) -> list[Ban]:
     """Return the bans that may refuse a key, or one of those by which it is counted."""
     found: list[Ban] = []
     for number, ban in enumerate(bans):
-        if ban.key in keys or subject.may_be_banned(ban):
+        if ban.key in keys or is_operator(ban.key) or subject.share_banned(ban) != "none":
             found.append(ban)
         if not number % BANS_AT_ONCE:
             await checkpoint()

@@ -25,12 +25,6 @@ from ..limiter import Override, PublishedRule
 from .kinds import FUNCTION, Subject, is_operator, ranges_in
 from .published_rules import EVERY, where_read
 
-OF_FUNCTION: Final = "limits that functions return"
-OF_OPERATOR: Final = "whether a banned operator has its address"
-OF_VERSION: Final = "rules of another version"
-OF_WORKERS: Final = "rules of workers"
-UNREAD: Final = frozenset((OF_FUNCTION, OF_OPERATOR, OF_VERSION, OF_WORKERS))
-"""What should be read, else it is not known whether the key is refused; other keys are explained by themselves."""
 WindowPlace: TypeAlias = tuple[str, str, AnyLimit]
 """The key, the bucket and the limit of a window."""
 
@@ -116,7 +110,8 @@ class FactsOfRules:
         operators: The operators of its address, as ``asn:64496``; empty if this process does not know them.
         amounts: The limits that statistics have seen in decisions, by key, and by rule: ``9/1m; 40/month``.
         changes: The changes of limits in force, by name.
-        left_out: What could not be read, and of which rules.
+        left_out: What was not read, and of which rules.
+        is_open: Whether without that it is not known if the key is refused.
     """
 
     subject: Subject
@@ -126,10 +121,16 @@ class FactsOfRules:
     changes: Mapping[str, Override]
     windows: Mapping[WindowPlace, LimitState] = field(default_factory=dict)
     left_out: dict[str, dict[str, None]] = field(default_factory=dict)
+    is_open: bool = False
 
     def leave_out(self, text: str, whose: str) -> None:
-        """Note what could not be read, and of which rule."""
+        """Note what was not read, and of which rule; another key is explained by itself."""
         self.left_out.setdefault(text, {})[whose] = None
+
+    def leave_open(self, text: str, whose: str) -> None:
+        """Note what should have been read, else it is not known if the key is refused."""
+        self.leave_out(text, whose)
+        self.is_open = True
 
     def change_of(self, rule: PublishedRule) -> str:
         """Return the change in force of the limit of a rule; empty without one."""
@@ -198,7 +199,7 @@ class FactsOfRules:
             elif requests:
                 yield row._replace(requests=requests)
             elif is_operator(ban.key) and not self.operators and self.subject.addresses is not None:
-                self.leave_out(OF_OPERATOR, ban.key)
+                self.leave_open("whether a banned operator has its address", ban.key)
 
     def _of_rules(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         """Yield the rows of rules, one for each of their limits; none for a rule that no request of its own reaches."""
@@ -233,7 +234,7 @@ class FactsOfRules:
         if among or not key:
             self.leave_out(self._other_key(rule), rule.rule)
         elif not windows and not rule.shadow:
-            self.leave_out(OF_FUNCTION, rule.rule)
+            self.leave_open("limits that functions return", rule.rule)
         for window in windows:
             does, note = _verdict_of(rule, window, depends)
             if rule.final:

@@ -62,7 +62,7 @@ def _code_of(facts: Facts) -> int:
 def _lines(facts: Facts) -> Iterator[str]:
     refusals = []
     for event in facts.refusals or ():
-        refusals.append({**dict.fromkeys(_REFUSALS, ""), **event.details, "time": time_of(event.time_us / _S)})
+        refusals.append({**event.details, "time": time_of(event.time_us / _S)})
     if refusals:
         yield from (*table(_REFUSALS, refusals), "")
     if facts.rows:
@@ -78,7 +78,7 @@ def _lines(facts: Facts) -> Iterator[str]:
 
 
 def _cells(fact: Fact) -> dict[str, Any]:
-    cells = {**dict.fromkeys(_COLUMNS), **fact._asdict(), "now": fact.does}
+    cells = {**fact._asdict(), "now": fact.does}
     window = fact.window
     if window is not None:
         cells |= {"used": window.used, "left": window.remaining}

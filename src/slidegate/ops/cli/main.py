@@ -115,7 +115,7 @@ def note(message: str) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of a table with aligned columns; nothing without rows."""
-    cells = [[_cell(row[name]) for name in columns] for row in rows]
+    cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     if cells:
         widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
         for line in (columns, *cells):
