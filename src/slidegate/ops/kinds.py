@@ -144,15 +144,18 @@ class Subject:
             return "", ""
         if self.is_several(rule):
             return "", ""
-        if rule.key == ADDRESS:
-            return _truncated(self._typed, rule), ""
-        if named_kind(rule.key).else_address and "+" not in rule.key:
-            return _truncated(self._typed, rule), f" without {rule.key}"
-        return "", ""
+        among = ""
+        if rule.key != ADDRESS:
+            # A combined key is a digest, whatever it is made of.
+            if "+" in rule.key or not named_kind(rule.key).else_address:
+                return "", ""
+            among = f" without {rule.key}"
+        address = client_ip(ipv4_prefix=rule.ipv4_prefix, ipv6_prefix=rule.ipv6_prefix)
+        return address.truncated(self._typed), among
 
     def is_several(self, rule: PublishedRule) -> bool:
-        """Return whether it is a network with several clients, each of which the rule counts by a key of its own."""
-        if self.addresses is None or rule.key == EVERYONE:
+        """Return whether it is a network with several clients, each with an address that the rule counts by itself."""
+        if self.addresses is None:
             return False
         version, first, last = self.addresses
         if version == 4:
@@ -179,14 +182,6 @@ class Subject:
         if ban.level or banned is None or self.addresses is None:
             return "none"
         return self.share_in([banned])
-
-    def may_be_banned(self, ban: Ban) -> bool:
-        """Return whether a ban may refuse some of its addresses."""
-        return is_operator(ban.key) or self.share_banned(ban) != "none"
-
-
-def _truncated(key: str, rule: PublishedRule) -> str:
-    return client_ip(ipv4_prefix=rule.ipv4_prefix, ipv6_prefix=rule.ipv6_prefix).truncated(key)
 
 
 def ranges_in(text: str) -> Iterator[AddressRange]:
