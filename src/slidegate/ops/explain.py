@@ -9,7 +9,7 @@ from anyio.lowlevel import checkpoint
 
 from .. import Limiter
 from ..core import Ban
-from ..limiter import Override, Publication, PublishedRule, inspect_keys, keys_refusing
+from ..limiter import Override, Publication, inspect_keys, keys_refusing
 from .facts import Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
 from .published_rules import EVERY, of_workers
@@ -128,37 +128,48 @@ async def facts_in(
     subject = Subject(limiter, key)
     published = published or [Publication(0, ())]  # without rules its bans are known
     rules = [rule for publication in published for rule in publication.rules]
-    keys = {subject.key, *(subject.counted_by(rule)[0] for rule in rules)} - {"", EVERYONE}
+    keys = {subject.key, *map(subject.counted_by, rules)} - {"", EVERYONE}
     changes = {override.name: override for override in overrides}
     traffic = {client.key: client for ranking in rankings for client in ranking.each()}
-    clients = [subject.counted_by(rule)[0] for rule in rules if rule.action == "client"]
+    clients = [subject.counted_by(rule) for rule in rules if rule.action == "client"]
     maker = FactsOfRules(
         subject,
         bans=await _bans_among(bans, subject, {*keys, EVERYONE}),
         operators=[*filter(is_operator, keys_refusing(limiter, key))],
-        amounts={name: client.amounts for name, client in traffic.items()},
+        traffic=traffic,
         changes=changes,
     )
-    now_us = await _read_windows(limiter, maker, rules)
+    places = [*dict.fromkeys(place for rule in rules for place in maker.places_of(rule))]
+    counted = [(key, {bucket: limit}) for key, bucket, limit in places]
+    # The first asks for the time, if there is no window.
+    own, *views = await inspect_keys(limiter, [(subject.key, {}), *counted])
+    maker.windows = {place: view.windows[0] for place, view in zip(places, views, strict=True)}
     workers = sum(publication.workers for publication in published)
     having = of_workers(published, workers, maker.rows_of)
     rows = [row._replace(note=joined(row.note, some)) for row, some in having]
-    for publication in published:
-        if not publication.is_readable:
-            maker.leave_open("rules of another version", f"{publication.workers} workers")
     if not workers:
         maker.leave_open("rules of workers", "none has had a request within a day")
-    left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
-    idle_us = now_us - min(publication.seen_us or now_us for publication in published)
-    if idle_us > IDLE_US:
-        left_out.append(f"what workers have changed since their last request, {span(idle_us / 1_000_000)} ago")
+    left_out = _left_out(maker, published, own.unix_us)
     refusals = None
     if events is None:
         left_out.insert(0, NO_STATISTICS)
     else:
         refusals = _refusals_in(events, keys)
     seen = next((traffic[name] for name in (subject.key, *clients) if name in traffic), None)
-    return Facts(subject.key, now_us, workers, changes.get("*"), rows, refusals, seen, left_out, maker.is_open)
+    return Facts(subject.key, own.unix_us, workers, changes.get("*"), rows, refusals, seen, left_out, maker.is_open)
+
+
+def _left_out(maker: FactsOfRules, published: Iterable[Publication], now_us: int) -> list[str]:
+    """Return what was not read, after the rows are made."""
+    idle_us = 0
+    for publication in published:
+        if not publication.is_readable:
+            maker.leave_open("rules of another version", f"{publication.workers} workers")
+        idle_us = max(idle_us, now_us - (publication.seen_us or now_us))
+    left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
+    if idle_us > IDLE_US:
+        left_out.append(f"what workers have changed since their last request, {span(idle_us / 1_000_000)} ago")
+    return left_out
 
 
 async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[str]) -> list[Ban]:
@@ -179,13 +190,3 @@ def _refusals_in(events: Iterable[LoggedEvent], keys: Collection[str]) -> list[L
         if event.kind == "refused" and any(event.details.get(field) in keys for field in SUBJECTS):
             refusals.append(event)
     return refusals[:MOST_REFUSALS]
-
-
-async def _read_windows(limiter: Limiter, maker: FactsOfRules, rules: Sequence[PublishedRule]) -> int:
-    """Let a maker have all windows, by one question to the store; return the store's Unix time."""
-    places = [*dict.fromkeys(place for rule in rules for place in maker.places_of(rule))]
-    counted = [(key, {bucket: limit}) for key, bucket, limit in places]
-    # The first asks for the time, if there is no window.
-    own, *others = await inspect_keys(limiter, [(maker.subject.key, {}), *counted])
-    maker.windows = {place: view.windows[0] for place, view in zip(places, others, strict=True)}
-    return own.unix_us

@@ -24,6 +24,7 @@ from ..core import AnyLimit, Ban, LimitState, Quota, parse_limits
 from ..limiter import Override, PublishedRule
 from .kinds import FUNCTION, Subject, is_operator, ranges_in
 from .published_rules import EVERY, where_read
+from .traffic import ClientTraffic
 
 WindowPlace: TypeAlias = tuple[str, str, AnyLimit]
 """The key, the bucket and the limit of a window."""
@@ -103,13 +104,14 @@ def joined(*texts: str) -> str:
 
 @dataclass
 class FactsOfRules:
-    """Makes the rows of a key from published rules, after the caller has set the windows that `places_of` names.
+    """Makes the rows of a key from published rules.
 
     Attributes:
         bans: The bans that may refuse it, and those of all operators.
         operators: The operators of its address, as ``asn:64496``; empty if this process does not know them.
-        amounts: The limits that statistics have seen in decisions, by key, and by rule: ``9/1m; 40/month``.
+        traffic: What statistics have counted of each client and key, with the limits that functions returned for it.
         changes: The changes of limits in force, by name.
+        windows: The windows that `places_of` names, which the caller reads before it asks for rows.
         left_out: What was not read, and of which rules.
         is_open: Whether without that it is not known if the key is refused.
     """
@@ -117,7 +119,7 @@ class FactsOfRules:
     subject: Subject
     bans: Sequence[Ban]
     operators: Collection[str]
-    amounts: Mapping[str, Mapping[str, str]]
+    traffic: Mapping[str, ClientTraffic]
     changes: Mapping[str, Override]
     windows: Mapping[WindowPlace, LimitState] = field(default_factory=dict)
     left_out: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -141,14 +143,14 @@ class FactsOfRules:
 
     def places_of(self, rule: PublishedRule) -> list[WindowPlace]:
         """Return the windows in which a rule counts the key; none if by another one, or if they are not known."""
-        key, among = self.subject.counted_by(rule)
+        key = self.subject.counted_by(rule)
         if rule.action != "limit" or not rule.bucket or not key:
             return []
         if not rule.by_function:
             return [(key, rule.bucket, rule.counted_limit(self.change_of(rule)))]
         limit_texts = ""
-        if not among:  # else they may be those of a request with the other key
-            limit_texts = self.amounts.get(key, {}).get(rule.rule, "")
+        if key in self.traffic and not self.subject.among(rule):  # else it may be that of a request with the other key
+            limit_texts = self.traffic[key].amounts.get(rule.rule, "")
         return [(key, rule.bucket, _limit_in(text)) for text in limit_texts.split("; ") if text]
 
     # -- rows ----------------------------------------------------------------------------------------------------------
@@ -191,7 +193,7 @@ class FactsOfRules:
         for ban in self.bans:
             row = Fact(f"ban of {ban.key}", f"by {ban.by}", EVERY, ban.key, Verdict.REFUSES, ban.reason, ban=ban)
             share = self.subject.share_banned(ban)
-            requests = where_read(rule for rule in rules if self.subject.counted_by(rule)[0] == ban.key)
+            requests = where_read(rule for rule in rules if self.subject.counted_by(rule) == ban.key)
             if ban.key in read_always or share == "whole":
                 yield row
             elif share == "part":
@@ -224,7 +226,9 @@ class FactsOfRules:
             yield from self._of_limit(rule, depends)
 
     def _of_limit(self, rule: PublishedRule, depends: str) -> Iterator[Fact]:
-        key, among = self.subject.counted_by(rule)
+        """Yield a row for each window in which a limit counts the key, given on what a refusal depends."""
+        key = self.subject.counted_by(rule)
+        among = self.subject.among(rule)
         windows = [self.windows[place] for place in self.places_of(rule)]
         # A function may return any key; that it returns an address is known once something was spent under it.
         if rule.key == FUNCTION and self.subject.addresses is not None:
@@ -236,16 +240,19 @@ class FactsOfRules:
         elif not windows and not rule.shadow:
             self.leave_open("limits that functions return", rule.rule)
         for window in windows:
-            does, note = _verdict_of(rule, window, depends)
-            if rule.final:
-                note = joined(note, "final")
-            if self.change_of(rule):
-                note = joined(note, f"{rule.limit} in code")
-            if rule.by_function:
-                note = joined(note, "by a function, as statistics have seen it")
-            requests = (rule.requests or EVERY) + among
             state = window._replace(name=rule.name, label=rule.rule, shadow=rule.shadow)
-            yield Fact(rule.rule, str(window.limit), requests, key, does, note, state)
+            requests = (rule.requests or EVERY) + among
+            row = Fact(rule.rule, str(window.limit), requests, key, _verdict_of(rule, window), window=state)
+            if row.does is Verdict.REFUSES:
+                row = row.perhaps(_hedge_of(rule, window, depends))
+            notes = [row.note]
+            if rule.final:
+                notes.append("final")
+            if self.change_of(rule):
+                notes.append(f"{rule.limit} in code")
+            if rule.by_function:
+                notes.append("by a function, as statistics have seen it")
+            yield row._replace(note=joined(*notes))
 
     def _other_key(self, rule: PublishedRule) -> str:
         """Return by which other key a rule counts requests of the key."""
@@ -265,20 +272,25 @@ def _limit_in(text: str) -> AnyLimit:
     return Quota(limit.rpartition(": ")[2], zone=zone, starts=starts)
 
 
-def _verdict_of(rule: PublishedRule, window: LimitState, depends: str) -> tuple[Verdict, str]:
-    """Return what a limit does with one more request, and on what that depends."""
-    has_room = window.remaining >= max(rule.cost, 1)
-    if has_room and not (rule.cost_by_function and window.used):
-        return Verdict.HAS_ROOM, ""
+def _verdict_of(rule: PublishedRule, window: LimitState) -> Verdict:
+    """Return what a limit does with one more request, if nothing else decides."""
+    is_surely_enough = not rule.cost_by_function or not window.used
+    if window.remaining >= max(rule.cost, 1) and is_surely_enough:
+        return Verdict.HAS_ROOM
     if rule.shadow:
-        return Verdict.WOULD_REFUSE, ""
+        return Verdict.WOULD_REFUSE
+    return Verdict.REFUSES
+
+
+def _hedge_of(rule: PublishedRule, window: LimitState, depends: str) -> str:
+    """Return on what the refusal by a limit depends, besides on `depends`; empty for nothing."""
     if rule.cost_by_function:
-        return Verdict.MAY_REFUSE, "a function says what a request costs"
+        return "a function says what a request costs"
     if depends:
-        return Verdict.MAY_REFUSE, depends
+        return depends
     wait_us = window.retry_after_us
     if rule.wait_us and (wait_us is None or wait_us <= rule.wait_us):
-        return Verdict.MAY_REFUSE, f"requests may wait, up to {rule.wait_us / 1_000_000:g} s"
+        return f"requests may wait, up to {rule.wait_us / 1_000_000:g} s"
     if rule.leased:
-        return Verdict.MAY_REFUSE, "workers may have leased units for a second"
-    return Verdict.REFUSES, ""
+        return "workers may have leased units for a second"
+    return ""

@@ -128,30 +128,28 @@ class Subject:
             self._typed = key
         self.addresses = network_of(self._typed)
 
-    def counted_by(self, rule: PublishedRule) -> tuple[str, str]:
-        """Return the key by which a rule counts requests of it, empty if it is another one, and which of them.
-
-        A rule by a header counts a client by its address ``without header:x-api-key``; else all requests are meant. A
-        function may return any key.
-        """
+    def counted_by(self, rule: PublishedRule) -> str:
+        """Return the key by which a rule counts requests of it, as a function may; empty if it is another one."""
         if rule.key == EVERYONE:
-            return EVERYONE, ""
+            return EVERYONE
         if rule.key == FUNCTION:
-            return self.key, ""
+            return self.key
         if self.addresses is None:
             if self.key.startswith(beginnings_of(rule.key)):
-                return self.key, ""
-            return "", ""
-        if self.is_several(rule):
-            return "", ""
-        among = ""
-        if rule.key != ADDRESS:
-            # A combined key is a digest, whatever it is made of.
-            if "+" in rule.key or not named_kind(rule.key).else_address:
-                return "", ""
-            among = f" without {rule.key}"
+                return self.key
+            return ""
+        # A combined key is a digest, whatever it is made of.
+        has_address = rule.key == ADDRESS or (named_kind(rule.key).else_address and "+" not in rule.key)
+        if self.is_several(rule) or not has_address:
+            return ""
         address = client_ip(ipv4_prefix=rule.ipv4_prefix, ipv6_prefix=rule.ipv6_prefix)
-        return address.truncated(self._typed), among
+        return address.truncated(self._typed)
+
+    def among(self, rule: PublishedRule) -> str:
+        """Return which of its requests are counted so: those of an address without a header's key; empty for all."""
+        if self.addresses is None or rule.key in (ADDRESS, EVERYONE, FUNCTION):
+            return ""
+        return f" without {rule.key}"
 
     def is_several(self, rule: PublishedRule) -> bool:
         """Return whether it is a network with several clients, each with an address that the rule counts by itself."""
