@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
 from ...core.bans.ban import Ban, BanSubject, longest
-from ...core.bans.networks import BannedNetworks
+from ...core.bans.networks import MAX_NETWORKS, BannedNetworks
 from ...core.errors import StoreUnavailable
 from ...core.events import Event
 from .changes import Changes
@@ -61,7 +62,6 @@ class Polled:
         self.ban_count = 0
         self.due_ns = 0
         self._version = b"?"  # of the networks; none has this one, so that they are read first
-        self._unpacked: dict[bytes, list[Ban]] = {}
         self._next_check_us = 0
         """When the next poll asks whether Redis evicts keys (monotonic)."""
         self._policy = b""
@@ -107,7 +107,7 @@ class Polled:
         if policy:
             self._warn_of_eviction(policy)
         if version != self._version:
-            self._replace_networks(rows[1::2])
+            self.networks = BannedNetworks(chain.from_iterable(map(_bans_in, rows[1::2])))
             self._version = version
             self._changes.note()
         if life != before:
@@ -145,13 +145,8 @@ class Polled:
         message = f"{evicts}, so limits and bans are lost; set maxmemory-policy noeviction"
         self._tell(Event("store_evicts", message, {"policy": policy.decode()}))
 
-    def _replace_networks(self, rows: Sequence[bytes]) -> None:
-        """Replace the bans of networks; of a thousand, only those are unpacked that are new."""
-        bans: dict[bytes, list[Ban]] = {}
-        for row in rows:
-            known = self._unpacked.get(row)
-            if known is None:
-                known = read_bans([row])
-            bans[row] = known
-        self._unpacked = bans
-        self.networks = BannedNetworks(chain.from_iterable(bans.values()))
+
+@lru_cache(2 * MAX_NETWORKS)
+def _bans_in(row: bytes) -> list[Ban]:
+    """Return the ban of a row, none if it cannot be read; of rows that are read again, only new ones are unpacked."""
+    return read_bans([row])
