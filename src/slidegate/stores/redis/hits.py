@@ -122,13 +122,6 @@ class Hit(Request):
         return decision
 
 
-def hit(batcher: Batcher, question: Question) -> asyncio.Future[Decision]:
-    """Send a hit."""
-    future: asyncio.Future[Decision] = batcher.loop.create_future()
-    batcher.add(Hit(future, question.has_permits, batcher, question))
-    return future
-
-
 def peek(batcher: Batcher, question: Question) -> asyncio.Future[Decision]:
     """Send a peek: what a hit would be answered now."""
 

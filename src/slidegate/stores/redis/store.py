@@ -44,7 +44,7 @@ from .bans import RedisBans
 from .batch import Batcher
 from .changes import Changes, telling_steps_back
 from .clients import Client, OwnClients, open_client
-from .hits import charge, hit, peek
+from .hits import Hit, charge, peek
 from .link import open_link
 from .parts import Parts
 from .poll import Polled
@@ -206,7 +206,10 @@ class RedisStore(Store):
             decision = self._refusals.repeat(question)
             if decision is not None:
                 return decision
-        return hit(self.batcher(), question)
+        batcher = self.batcher()
+        answer: asyncio.Future[Decision] = batcher.loop.create_future()
+        batcher.add(Hit(answer, question.has_permits, batcher, question))
+        return answer
 
     def _question(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Question:
         """Return a question, the same one for the same checks and the same object of subjects.
