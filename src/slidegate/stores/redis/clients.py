@@ -173,7 +173,9 @@ class OwnClients:
 
     def open_pool(self) -> ConnectionPool:
         """Return a pool of connections to the server of the user's client, or to the master that sentinels name."""
-        return self._followed(own_pool(self._client.connection_pool, self.timeout_s))
+        of_user = self._client.connection_pool
+        self._pools.add(of_user)
+        return self._followed(own_pool(of_user, self.timeout_s))
 
     def open_node_pool(self, node: Node) -> ConnectionPool:
         """Return a pool of connections to a node of the user's cluster."""
@@ -198,10 +200,8 @@ class OwnClients:
         self._pools.add(pool)
         provider = pool.connection_kwargs.get("credential_provider")
         if isinstance(provider, StreamingCredentialProvider):
-            pools = [*self._pools]
-            if not self.is_cluster:
-                pools.append(self._client.connection_pool)
-            EventDispatcher().dispatch(AfterPooledConnectionsInstantiationEvent(pools, ClientType.ASYNC, provider))
+            pools = AfterPooledConnectionsInstantiationEvent([*self._pools], ClientType.ASYNC, provider)
+            EventDispatcher().dispatch(pools)
         return pool
 
 
