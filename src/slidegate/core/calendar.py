@@ -66,28 +66,26 @@ class Calendar:
     def _find(self, unix_us: int) -> Period:
         """Compute the period that contains a time."""
         day = moment(unix_us).astimezone(self.zone).date()
+        start = self.start
         moments_us = set()
         # A zone that skips a whole day makes two starts coincide, so there are more than the three that are needed.
         for number in range(-2, 6):
-            local = datetime.combine(self._first_day(day, number), self.start.time(), tzinfo=self.zone)
+            if self.unit in _DAYS:
+                days = _DAYS[self.unit]
+                first = day + timedelta(days=days * number - (day.weekday() - start.weekday()) % days)
+            else:
+                months = _MONTHS[self.unit]
+                # 1 is January of the year of `day`, 13 that of the next one, 0 December of the one before.
+                month = day.month - (day.month - start.month) % months + months * number
+                years, months_before = divmod(month - 1, 12)
+                year, month = day.year + years, months_before + 1
+                _, last_day = monthrange(year, month)
+                first = date(year, month, min(start.day, last_day))
+            local = datetime.combine(first, start.time(), tzinfo=self.zone)
             moments_us.add((local - EPOCH) // _US)
         starts = sorted(moments_us)
         following = bisect_right(starts, unix_us)
         return Period(starts[following - 1], starts[following], starts[following + 1])
-
-    def _first_day(self, day: date, number: int) -> date:
-        """Return the first day of a period near a day; that of `number` + 1 is the next one."""
-        start = self.start
-        if self.unit in _DAYS:
-            days = _DAYS[self.unit]
-            return day + timedelta(days=days * number - (day.weekday() - start.weekday()) % days)
-        months = _MONTHS[self.unit]
-        # 1 is January of the year of `day`, 13 that of the next one, 0 December of the one before.
-        month = day.month - (day.month - start.month) % months + months * number
-        years, months_before = divmod(month - 1, 12)
-        year, month = day.year + years, months_before + 1
-        _, last_day = monthrange(year, month)
-        return date(year, month, min(start.day, last_day))
 
 
 def read_start(unit: Unit, starts: int | str | None) -> tuple[datetime, str]:

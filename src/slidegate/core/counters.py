@@ -28,8 +28,6 @@ from .ring import MAX_UNITS, NEVER, OPEN, Ring, WindowState
 ENTRY: Final = Struct("<8sqI")
 ALONE: Final = bytes(8)
 """The worker in the memory of one process."""
-_NOBODY: Final = b""
-"""No worker: all entries are those of others."""
 NO_END: Final = 2**63 - 1
 
 
@@ -113,14 +111,15 @@ class PermitCounter:
             wait_us = OPEN
             if needed > amount:
                 wait_us = NEVER
-            in_force, _, _ = apart(window, _NOBODY, now_us)
+            in_force, _, _ = apart(window, b"", now_us)  # of no worker: all entries are those of others
             return in_force, (spent, 0, 0, wait_us)
-        return other_entries + self._entry(own_units + cost), (spent + cost, 0, 0, 0)
+        taken = entry(self._worker, self._until_us, own_units + cost)
+        return other_entries + taken, (spent + cost, 0, 0, 0)
 
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
         other_entries, spent, own_units = apart(window, self._worker, now_us)
         charged = min(units, MAX_UNITS - spent)
-        return other_entries + self._entry(own_units + charged), charged
+        return other_entries + entry(self._worker, self._until_us, own_units + charged), charged
 
     def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
         """See `Ring.remove`; permits need no mark, because all are alike."""
@@ -129,11 +128,7 @@ class PermitCounter:
             return None
         if own_units <= units:
             return other_entries
-        return other_entries + self._entry(own_units - units)
-
-    def _entry(self, units: int) -> bytes:
-        """Return the entry of this worker."""
-        return entry(self._worker, self._until_us, units)
+        return other_entries + entry(self._worker, self._until_us, own_units - units)
 
 
 Counter: TypeAlias = Ring | QuotaCounter | PermitCounter

@@ -59,24 +59,20 @@ def refuse(
         if state[3] == NEVER:
             refused = TOO_LARGE
     if len(states) > 1:
-        _undo(find(checks), states, now_us)
+        # Take back what was charged to the windows that have room.
+        for at, (counter, cost, windows, key, _) in enumerate(find(checks)):
+            _, _, mark, wait_us = states[at]
+            if not wait_us:
+                window = counter.remove(windows[key], now_us, mark, cost)
+                if window is not None:  # None if the cost is 0
+                    windows[key] = window
+                _, states[at] = counter.spend(windows[key], now_us, 0)
     if refused is LIMITED:
         for bucket, _, _ in checks:
             if bucket.count_denied:
                 states = _charge_refusal(find(checks), now_us)
                 break
     return Decision(False, refused, now_us, checks, states)
-
-
-def _undo(refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> None:
-    """Undo what a refused question has charged to the windows that have room for it, and note their states."""
-    for at, (counter, cost, windows, key, _) in enumerate(refs):
-        _, _, mark, wait_us = states[at]
-        if not wait_us:
-            window = counter.remove(windows[key], now_us, mark, cost)
-            if window is not None:  # None if the cost is 0
-                windows[key] = window
-            _, states[at] = counter.spend(windows[key], now_us, 0)
 
 
 def _charge_refusal(refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:

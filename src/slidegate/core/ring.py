@@ -140,8 +140,12 @@ class Ring:
         if not charged:
             return window, 0
         window, state = Ring((MAX_UNITS, step_us, span_us), self.resolution).spend(window, now_us, charged)
+        # Only debts and counted refusals cause so many entries: the oldest is merged into the next one, so that its units
+        # leave later. The newest `resolution` entries contain at least the amount of any exact limit, so this changes
+        # only the reported count of units, and no decision.
         if state[0] > amount and len(window) > HEAD_BYTES + 2 * self.resolution * ENTRY_BYTES:
-            window = _merge_oldest(window)
+            (_, first), (moment_us, second), *newer = entries(window)
+            window = _ring_of({moment_us: first + second, **dict(newer)})
         return window, charged
 
     def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
@@ -223,14 +227,3 @@ def _ring_of(units_at: dict[int, int]) -> bytes:
     newest_us, units = pairs[-1]
     head = pack_head(sum(units_at.values()), units, newest_us, pairs[0][0])
     return head + b"".join([pack_entry(*entry) for entry in pairs[:-1]])
-
-
-def _merge_oldest(window: bytes) -> bytes:
-    """Merge the oldest entry into the next one, so that its units leave later.
-
-    Only debts and counted refusals cause so many entries, and only rings above their amount are merged. The newest
-    `resolution` entries contain at least the amount of any exact limit, so the merge changes only the reported count of
-    units, and no decision.
-    """
-    (_, first), (moment_us, second), *newer = entries(window)
-    return _ring_of({moment_us: first + second, **dict(newer)})

@@ -50,8 +50,12 @@ def from_rows(rows: Iterable[ExportedBan]) -> Iterator[Ban]:
 
 
 def _ban(row: ExportedBan) -> Ban:
+    # Stores replace longer keys by digests. Handwritten rows cannot contain these, because they depend on a secret.
+    key = ban_key(row["key"])
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise ValueError(f"expected a key of at most {MAX_KEY_BYTES} bytes, not {quoted(key)}")
     ban = Ban(
-        _key(row["key"]),
+        key,
         clean_reason(row["reason"]),
         clean_reason(row["by"], "by"),
         min(_whole(row, "level", 0), _MAX_LEVEL),
@@ -65,11 +69,3 @@ def _ban(row: ExportedBan) -> Ban:
 
 def _whole(row: ExportedBan, field: str, least: int = -_MOST) -> int:
     return check_whole(row[field], least, _MOST, field, "for example 0")
-
-
-def _key(value: object) -> str:
-    # Stores replace longer keys by digests. Handwritten rows cannot contain these, because they depend on a secret.
-    key = ban_key(value)
-    if len(key.encode()) > MAX_KEY_BYTES:
-        raise ValueError(f"expected a key of at most {MAX_KEY_BYTES} bytes, not {quoted(key)}")
-    return key
