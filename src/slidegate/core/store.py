@@ -1,8 +1,8 @@
 """The interface of stores.
 
-A custom store derives from `Store`, implements its seven abstract methods and sets `bans`. What a store may be able to
-do besides is an interface of its own: `SharedRows`, `Connects`, `NamesKeys`, `CountsPermits` and `ReportsLateAnswers`.
-A store has its methods or lacks them, and a limiter works without them.
+A custom store derives from `Store`, implements its seven abstract methods and sets `bans`. Its other methods do nothing
+unless a store has a use for them. `SharedRows` and `CountsPermits` are interfaces of their own: a store has their
+methods or lacks them, and a limiter works without them.
 
 A question has a deadline, `deadline_s`, which a store needs only where it blocks a thread without an event loop: on a
 loop the limiter itself gives up what takes too long.
@@ -263,6 +263,25 @@ class Store:
         """Call `observer` with this store's events from now on."""
         self.observers.add(observer)
 
+    async def connect(self) -> None:
+        """Connect to a server, because an application starts; if that fails, the first question tries it again.
+
+        A store needs it if connecting takes longer than a request may wait.
+        """
+
+    def name_keys(self, by: bytes | None) -> None:
+        """Store keys under names which do not reveal them, in a store that other clients can read.
+
+        Args:
+            by: A key of up to 64 bytes for these names, which all limiters of this data have; None without a secret.
+
+        Raises:
+            ConfigurationError: Another limiter has made them in another way.
+        """
+
+    def observe_late(self, observer: Callable[[], None]) -> None:
+        """Call `observer` for each answer that comes after its deadline: it shows that the server is alive."""
+
     def close(self) -> Awaitable[None] | None:
         """Release the resources of the store. A second call does nothing.
 
@@ -282,26 +301,6 @@ class Store:
 
 
 @runtime_checkable
-class Connects(Protocol):
-    """A store with a server, to which connecting takes longer than a request may wait."""
-
-    async def connect(self) -> None:
-        """Connect, because an application starts; if that fails, the first question tries it again and raises."""
-
-
-@runtime_checkable
-class NamesKeys(Protocol):
-    """A store that other clients can read, and that stores keys under names which do not reveal them."""
-
-    def name_keys(self, by: bytes | None) -> None:
-        """Make names with a key of up to 64 bytes, which all limiters of this data have; None if they have no secret.
-
-        Raises:
-            ConfigurationError: Another limiter has made them in another way.
-        """
-
-
-@runtime_checkable
 class CountsPermits(Protocol):
     """A store that supports concurrency limits: it records which workers have permits, and until when.
 
@@ -310,11 +309,3 @@ class CountsPermits(Protocol):
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits the requests of this process hold now, over all keys."""
-
-
-@runtime_checkable
-class ReportsLateAnswers(Protocol):
-    """A store that notices answers that come after their deadline; they show a limiter that the server is alive."""
-
-    def observe_late(self, observer: Callable[[], None]) -> None:
-        """Call `observer` for each such answer from now on."""

@@ -26,7 +26,7 @@ from ..core.errors import ConfigurationError, closed
 from ..core.open_reservations import OpenReservations
 from ..core.passwords import AnySecret
 from ..core.reservation import Reservation
-from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, NamesKeys, Store
+from ..core.store import COMMAND_DEADLINE_S, Clock, CountsPermits, Store
 from ..stores.forks import ProcessLock
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
@@ -109,8 +109,7 @@ class Engine:
             self.failover = Failover(store, deadline_us, on_error, self.emit)
         self.per_process = self._memory is not None
         self.keys = Keys(secret)
-        if isinstance(store, NamesKeys):
-            store.name_keys(self.keys.names_key)
+        store.name_keys(self.keys.names_key)
         self.queues = Queues()
         self.reservations = OpenReservations()
         self.refunding = ProcessLock()
@@ -250,7 +249,7 @@ class Engine:
 
     def begin(self) -> None:
         """Connect a store with a server in the background, because the application starts."""
-        if isinstance(self.store, Connects) and not self.closed:
+        if self.failover is not None and not self.closed:
             in_background(self.store.connect())
 
     async def end(self) -> None:

@@ -33,7 +33,7 @@ from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, StoreReadOnly, StoreUnavailable
 from ..core.events import Event
 from ..core.reservation import Reservation
-from ..core.store import Clock, ReportsLateAnswers, Store
+from ..core.store import Clock, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
 from .aio import is_cancellation, to_the_end, within
@@ -86,8 +86,7 @@ class Failover:
         self._has_server = False
         self._clock: Clock = monotonic_us
         self.breaker = Breaker(deadline_us, on_error, emit, self._now_us)
-        if isinstance(store, ReportsLateAnswers):
-            store.observe_late(self.breaker.note_answer)
+        store.observe_late(self.breaker.note_answer)
         self.local = MemoryStore(clock=self._now_us, wall_clock=system_us)
         self.local.observe(emit)
 

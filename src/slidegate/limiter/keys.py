@@ -64,7 +64,7 @@ class Keys:
 
     Attributes:
         cache: The normalized forms of recent keys.
-        names_key: What a store makes names with that do not show keys, see `NamesKeys`; None without a secret.
+        names_key: What a store makes names with that do not show keys, see `Store.name_keys`; None without a secret.
         fingerprint: The same for two limiters with the same secret, or without one; it does not reveal the secret.
 
     Raises:

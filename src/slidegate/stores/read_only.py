@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from typing import Any, NoReturn
 
 from ..core.errors import StoreReadOnly
-from ..core.store import BanStore, CountsPermits, NamesKeys, SharedRows, Store
+from ..core.store import BanStore, CountsPermits, SharedRows, Store
 
 
 def _delegate(name: str) -> Any:
@@ -27,7 +27,7 @@ class ReadOnlyStore(Store):
 
     is_read_only = True
     __repr__ = _delegate("__repr__")
-    peek, inspect, observe = map(_delegate, ("peek", "inspect", "observe"))
+    peek, inspect, observe, name_keys = map(_delegate, ("peek", "inspect", "observe", "name_keys"))
     hit = charge = refund = reset = reset_all = _refused
 
     def __init__(self, store: Store) -> None:
@@ -40,8 +40,6 @@ class ReadOnlyStore(Store):
             self.shared_rows = _ReadOnlyRows(store, store.shared_rows)
         if isinstance(store, CountsPermits):
             self.permits_held = store.permits_held
-        if isinstance(store, NamesKeys):
-            self.name_keys = store.name_keys
 
     def close(self) -> Awaitable[None] | None:
         self.closed = True
