@@ -12,7 +12,6 @@ from .bans.events import banned, bans_full, shadow_banned, strikes_dropped, unba
 from .bans.networks import BannedNetworks
 from .bans.strikes import Level, ban_by_hand, next_ban
 from .buckets import Bucket, Check
-from .concurrency import Concurrency
 from .counters import PermitCounter
 from .decide import WindowRef, charge_all, decide, refund_all
 from .decision import Decision, Reason, refused_by_bans
@@ -20,7 +19,7 @@ from .durations import parse_duration_us
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
 from .events import Event, EventListener, Observers
 from .limit_texts import parse_limits
-from .limits import AnyLimit, Limit
+from .limits import AnyLimit, Concurrency, Limit
 from .logs import Throttle
 from .networks import Networks
 from .quotas import Quota

@@ -1,4 +1,4 @@
-"""Limits: their common base, and the limit of a sliding window. `limit_texts` reads their text form.
+"""Limits: their common base, that of a sliding window, and that of concurrent requests. `limit_texts` reads texts.
 
 A limit admits at most `amount` units in any half-open interval of `window_us` microseconds. Its `resolution`, the
 number of counters that a window may store, determines the contents of its ring (see `ring`):
@@ -10,6 +10,7 @@ number of counters that a window may store, determines the contents of its ring 
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable
 from copy import copy
@@ -17,7 +18,7 @@ from datetime import timedelta
 from typing import Final, Self, TypeAlias
 
 from .arguments import check_name, check_whole
-from .counters import Counter
+from .counters import Counter, PermitCounter, ends_us
 from .durations import format_duration, parse_duration_us
 from .errors import ConfigurationError
 from .ring import Ring, expires_us
@@ -85,8 +86,9 @@ class AnyLimit:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a {type(self).__name__} is immutable; create another one instead of setting {name}")
 
-    def __setstate__(self, state: tuple[dict[str, object] | None, dict[str, object]]) -> None:
-        self._fill(**(state[0] or {}), **state[1])
+    def __setstate__(self, state: tuple[object, dict[str, object]]) -> None:
+        _, values = state  # no limit has a dict
+        self._fill(**values)
 
     @abstractmethod
     def counter_by(self, unix_us: Callable[[], int]) -> Counter:
@@ -206,9 +208,16 @@ class Limit(AnyLimit):
         slice_us = -(-window_us // resolution)
         slices = -(-window_us // slice_us)
         life_us = (slices + 1) * slice_us
-        self._fill(window_us=window_us, resolution=resolution, life_us=life_us, check_us=life_us)
-        self._fill(slice_us=slice_us, slices=slices, suffix=f"{window_us / 1_000_000:.6f}".rstrip("0").rstrip("."))
-        self._fill(counter=Ring((amount, slice_us, window_us), resolution))
+        self._fill(
+            window_us=window_us,
+            resolution=resolution,
+            slice_us=slice_us,
+            slices=slices,
+            life_us=life_us,
+            check_us=life_us,
+            suffix=f"{window_us / 1_000_000:.6f}".rstrip("0").rstrip("."),
+            counter=Ring((amount, slice_us, window_us), resolution),
+        )
         self.become(amount)
 
     def counter_by(self, unix_us: Callable[[], int]) -> Ring:
@@ -248,3 +257,43 @@ class Limit(AnyLimit):
         if self.resolution != DEFAULT_RESOLUTION:
             text += f" @{self.resolution}"
         return self._with_name(text)
+
+
+class Concurrency(AnyLimit):
+    """At most `amount` concurrent requests of a key. Immutable; equal limits hash equal.
+
+    It has no window of time: a unit, called a *permit*, is taken until the request returns it at its end, however long
+    that takes. The row of permits of a key is described in `counters`.
+
+    Args:
+        amount: Permits, 1 to 2**31 - 1, as a whole number or its text.
+        name: The name of the limit in the response headers; by default its rule's name.
+
+    Raises:
+        ConfigurationError: A value is outside its range.
+    """
+
+    __slots__ = ()
+
+    is_listed = False
+
+    def __init__(self, amount: int | str, *, name: str | None = None) -> None:
+        self._set_name(name)
+        number: int | str = amount
+        if isinstance(amount, str) and re.fullmatch("[0-9]{1,18}", amount.strip()):
+            number = int(amount)
+        self._fill(amount=check_amount(number, "concurrency", 'for example "4" or 4'))
+
+    def expires_us(self, window: bytes) -> int:
+        """See `AnyLimit.expires_us`: when the last entry ends."""
+        return ends_us(window)
+
+    def counter_by(self, unix_us: Callable[[], int]) -> PermitCounter:
+        return PermitCounter(self)
+
+    @property
+    def wording(self) -> str:
+        return f"{self.amount} at a time"
+
+    def __str__(self) -> str:
+        return self._with_name(self.wording)

@@ -140,9 +140,9 @@ class Ring:
         if not charged:
             return window, 0
         window, state = Ring((MAX_UNITS, step_us, span_us), self.resolution).spend(window, now_us, charged)
-        # Only debts and counted refusals cause so many entries: the oldest is merged into the next one, so that its units
-        # leave later. The newest `resolution` entries contain at least the amount of any exact limit, so this changes
-        # only the reported count of units, and no decision.
+        # Only debts and counted refusals cause so many entries: the oldest is merged into the next one, so that its
+        # units leave later. The newest `resolution` entries contain at least the amount of any exact limit, so this
+        # changes only the reported count of units, and no decision.
         if state[0] > amount and len(window) > HEAD_BYTES + 2 * self.resolution * ENTRY_BYTES:
             (_, first), (moment_us, second), *newer = entries(window)
             window = _ring_of({moment_us: first + second, **dict(newer)})

@@ -9,10 +9,9 @@ from typing import Final
 
 from ..core.arguments import check_name
 from ..core.buckets import Bucket
-from ..core.concurrency import Concurrency
 from ..core.errors import ConfigurationError, quoted
 from ..core.limit_texts import parse_limits
-from ..core.limits import AnyLimit, Limit
+from ..core.limits import AnyLimit, Concurrency, Limit
 from ..core.quotas import Quota
 
 _MAX_NAME: Final = 128

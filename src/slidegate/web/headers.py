@@ -13,10 +13,9 @@ from typing import Any, Final, Literal, TypeAlias
 from starlette.types import Message, Scope
 
 from ..core.buckets import Bucket, Check, unique_name
-from ..core.concurrency import Concurrency
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import AnyLimit
+from ..core.limits import AnyLimit, Concurrency
 from ..core.memo import remember
 from ..core.readings import ceil_s, tightest_of
 from ..core.ring import WindowState

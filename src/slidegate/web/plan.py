@@ -11,10 +11,9 @@ from starlette.types import Scope
 
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket, Check, spelled, unique_name, wire_names
-from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason
 from ..core.limit_texts import parse_limits
-from ..core.limits import AnyLimit
+from ..core.limits import AnyLimit, Concurrency
 from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit, named_limits

@@ -20,10 +20,9 @@ from starlette.exceptions import WebSocketException
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason
 from ..core.events import Event
-from ..core.limits import AnyLimit
+from ..core.limits import AnyLimit, Concurrency
 from ..core.logs import escaped
 from ..core.memo import remember
 from ..limiter.aio import is_cancellation

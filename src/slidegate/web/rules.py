@@ -14,11 +14,10 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from starlette.types import Scope
 
 from ..core.arguments import check_name, check_whole
-from ..core.concurrency import Concurrency
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limit_texts import parse_limits
-from ..core.limits import MAX_AMOUNT, AnyLimit
+from ..core.limits import MAX_AMOUNT, AnyLimit, Concurrency
 from ..core.options import options_checked
 from ..limiter import check_cost
 from ..limiter.failover import OnError

@@ -5,7 +5,7 @@ A window's row is found by its key and a digest of its rule, length and resoluti
     windows   key 0xff digest(rule, window, resolution)    life, then the bytes of the window
     cells     number of the cell, digest                   the same, for keys that share a cell
     strikes   key 0xff digest(policy, window, resolution)  the same, for strikes
-    permits   key 0xff digest(rule)                        0, then the entries of all processes, see `core.concurrency`
+    permits   key 0xff digest(rule)                        0, then the entries of all processes, see `core.counters`
     ends      when to check the row again, row             the name of its database, such as `windows`
 
 So all windows of a client are adjacent, usually on one page, and `WindowRows.reset` finds them.

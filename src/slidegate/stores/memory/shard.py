@@ -13,9 +13,8 @@ from threading import Lock
 from typing import Any, Final, TypeAlias
 
 from ...core.bans.policy import STRIKES
-from ...core.concurrency import Concurrency
 from ...core.counters import ALONE, apart
-from ...core.limits import AnyLimit
+from ...core.limits import AnyLimit, Concurrency
 from ...core.limits import Identity as Window
 from ...core.quotas import Quota
 from ..shared import cell_of

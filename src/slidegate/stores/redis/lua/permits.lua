@@ -1,4 +1,4 @@
--- Permits, as in core/concurrency.py: a row of entries with a worker, an end and units. It has the functions of a ring.
+-- Permits, as in core/counters.py: a row of entries with a worker, an end and units. It has the functions of a ring.
 --
 -- A call is of one worker. `limit.held` is its true count before the call, so it replaces the count in the entry, unless
 -- the row was written in this call: `written` has the names of its hash and field. The entry gets a new end whenever it is
