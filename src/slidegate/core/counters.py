@@ -64,8 +64,7 @@ class QuotaCounter:
     def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
         """See `Ring.spend`; the units leave by the store's time, and their moment is a Unix time."""
         unix_us = self._unix_us()
-        window, state = self._ring(unix_us).spend(window, unix_us, cost)
-        spent, leaves_us, moment_us, wait_us = state
+        window, (spent, leaves_us, moment_us, wait_us) = self._ring(unix_us).spend(window, unix_us, cost)
         if spent:
             leaves_us += now_us - unix_us
         return window, (spent, leaves_us, moment_us, wait_us)

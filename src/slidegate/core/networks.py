@@ -80,8 +80,9 @@ class Networks:
         """Return the share of the addresses that clients can have which is in one of the networks."""
         lowest, end = _CLIENTS[version]
         covered = 0
-        for _, first, last in _ranges_of(version, self._bounds[version]):
-            covered += max(min(last + 1, end) - max(first, lowest), 0)
+        for own, first, last in self.ranges():
+            if own == version:
+                covered += max(min(last + 1, end) - max(first, lowest), 0)
         return covered / (end - lowest)
 
     def covers_most(self) -> bool:
@@ -104,7 +105,9 @@ class Networks:
     def ranges(self) -> Iterator[AddressRange]:
         """Yield the merged ranges in ascending order."""
         for version, bounds in self._bounds.items():
-            yield from _ranges_of(version, bounds)
+            each = iter(bounds)
+            for first in each:
+                yield version, first, next(each) - 1
 
     def ranges_without(self, others: Networks) -> Iterator[AddressRange]:
         """Yield the ranges of the addresses that others do not have, in ascending order."""
@@ -134,12 +137,6 @@ class Networks:
             else:
                 bounds += first, last + 1
         self._bounds = merged
-
-
-def _ranges_of(version: int, bounds: list[int]) -> Iterator[AddressRange]:
-    each = iter(bounds)
-    for first in each:
-        yield version, first, next(each) - 1
 
 
 AnyNetworks: TypeAlias = Networks | Iterable[object]

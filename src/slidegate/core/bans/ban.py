@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from datetime import datetime
 from functools import lru_cache
@@ -26,11 +25,6 @@ MANUAL: Final = "manual"
 """The author of what is changed by hand, if none is named."""
 OWN_PREFIX: Final = {4: 32, 6: 64}
 """Prefix lengths of a single client. Its ban is looked up by key, and the ban of any other network by address."""
-# Patterns are texts, which `re` compiles at their first use: a compiled one takes a share of the import.
-_DIGESTED: Final = ("header", "cookie", "query", "path")
-"""The kinds of keys whose values are digested."""
-_DIGEST: Final = r"(?s)(header:[^A-Z]*|(cookie|query|path):.*)#[0-9a-f]{32}"
-"""Names of header fields are in small letters."""
 
 
 class Ban(NamedTuple):
@@ -126,21 +120,6 @@ def ban_key(key: object) -> str:
     if network is not None and network[1] == 0:
         raise InvalidKey(f"ban: {quoted(key)} contains every address; to take the service offline, use its front end")
     return spelled
-
-
-def check_can_exist(key: str) -> None:
-    """Check that requests can be counted under a key: values that clients send are stored as digests only.
-
-    Raises:
-        InvalidKey: It is that of a header, cookie or parameter without a digest. The message does not repeat it, as it
-            may contain a secret.
-    """
-    kind, _, _ = key.partition(":")
-    if kind.lower() in _DIGESTED and not re.fullmatch(_DIGEST, key):
-        raise InvalidKey(
-            f"ban: no request is counted under this {quoted(kind)} key, because values that clients send are stored as "
-            'digests; write for example header("X-API-Key").of(VALUE)'
-        )
 
 
 @lru_cache(maxsize=4_096)

@@ -17,7 +17,7 @@ from ..limit_texts import parse_limits
 from ..limits import MAX_WINDOW_US, Limit
 from ..networks import AnyNetworks, Networks, networks_of
 from ..options import options_checked
-from .ban import ban_key, check_can_exist
+from .ban import ban_key, network_place
 
 MAX_EXACT: Final = 64
 """The most strikes whose exact times are stored."""
@@ -52,6 +52,11 @@ WIDEST: Final = {4: 24, 6: 48}
 """Prefix lengths of the widest network of one customer: a /48 (RFC 6177), or a /24, the smallest that is routed. A
 wider network that is struck is not a client: a user may have chosen the name 192.0.0.0/16."""
 
+# Patterns are texts, which `re` compiles at their first use: a compiled one takes a share of the import.
+_DIGESTED: Final = ("header", "cookie", "query", "path")
+"""The kinds of keys whose values are digested."""
+_DIGEST: Final = r"(?s)(header:[^A-Z]*|(cookie|query|path):.*)#[0-9a-f]{32}"
+"""Names of header fields are in small letters."""
 _WEEK_US: Final = 7 * 86_400_000_000
 _MAX_FACTOR: Final = 1_000
 _MIN_FACTOR: Final = 1.1
@@ -205,14 +210,19 @@ def hand_ban_key(key: object) -> str:
     """Return the canonical spelling of a key that is banned by hand; see `ban_key`.
 
     Raises:
-        InvalidKey: `ban_key` rejects it, no request can have it, it is nearly an address, or it is a network wider
-            than an IPv4 /8 or an IPv6 /19.
+        InvalidKey: `ban_key` rejects it, it is that of a header, cookie or parameter without a digest, it is nearly an
+            address, or it is a network wider than an IPv4 /8 or an IPv6 /19.
     """
     spelled = ban_key(key)
-    network = network_of(spelled)
-    if network is None:
-        # An account, or the digest of an API key.
-        check_can_exist(spelled)
+    place = network_place(spelled)
+    if place is None:
+        # An account, or the digest of an API key. A value without a digest is not repeated, as it may be a secret.
+        kind, _, _ = spelled.partition(":")
+        if kind.lower() in _DIGESTED and not re.fullmatch(_DIGEST, spelled):
+            raise InvalidKey(
+                f"ban: no request is counted under this {quoted(kind)} key, because values that clients send are "
+                'stored as digests; write for example header("X-API-Key").of(VALUE)'
+            )
         if spelled != spelled.strip() or resembles_address(spelled):
             example = 'for example "203.0.113.7", "203.0.113.0/24" or "2001:db8::/48"'
             raise InvalidKey(
@@ -220,9 +230,9 @@ def hand_ban_key(key: object) -> str:
                 f"{quoted(key)}"
             )
         return spelled
-    version, first, last = network
+    version, prefix, _ = place
     widest = REGISTRY[version]
-    if prefix_length(version, first, last) < widest:
+    if prefix < widest:
         raise InvalidKey(
             f"ban: {quoted(key)} is wider than an IPv{version} /{widest}, the largest block that a registry has; "
             'ban smaller networks, for example "192.0.2.0/24"'
