@@ -52,9 +52,13 @@ class MemoryBanRows:
 
     def __init__(self, unix_us: Clock) -> None:
         self.unix_us = unix_us
-        self.bans: dict[BanSubject, tuple[Any, ...]] = {}
         self.changes = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Delete all bans and levels."""
         self.has_bans = False
+        self.bans: dict[BanSubject, tuple[Any, ...]] = {}
         self.networks = BannedNetworks()
         # By policy and hash, because a large dict is copied when it grows, and one would grow with `bans`; then by key.
         self._levels: dict[tuple[str, int], dict[str, tuple[int, ...]]] = {}
@@ -62,15 +66,6 @@ class MemoryBanRows:
         self._ends: list[_End] = []
         self._untrimmed: list[_End] = []
         """A heap whose entries go into the other one, but for those that are outdated."""
-
-    def clear(self) -> None:
-        """Delete all bans and levels."""
-        self.bans.clear()
-        self.networks = BannedNetworks()
-        self.has_bans = False
-        self._levels.clear()
-        self._ends.clear()
-        self._untrimmed.clear()
 
     def bans_of(self, key: str) -> list[Ban]:
         bans = self.networks.of(key)

@@ -26,6 +26,8 @@ COPIED: Final = 8
 
 Identity: TypeAlias = tuple[str, Window]
 """The rule, and the identity of the window within the rule."""
+Name: TypeAlias = str | int
+"""A key, or the number of a shared cell."""
 Windows: TypeAlias = MutableMapping[Any, bytes]
 
 
@@ -35,8 +37,6 @@ class Locks:
     Args:
         locks: The locks; only the thread that has one can release it.
     """
-
-    __slots__ = ("_locks",)
 
     def __init__(self, locks: Sequence[Any]) -> None:
         self._locks = locks
@@ -63,7 +63,7 @@ class Locks:
 
 
 def release_if_held(lock: Any) -> None:
-    """Release a lock, or the first of several locks, unless this thread was interrupted before it had them."""
+    """Release a lock, or the first of several locks, unless this thread has none, as where it was interrupted."""
     with suppress(RuntimeError):
         lock.release()
 
@@ -76,8 +76,6 @@ class Capacity:
         max_keys: Their maximum.
         lock: Its lock.
     """
-
-    __slots__ = ("keys", "lock", "max_keys")
 
     def __init__(self, max_keys: int) -> None:
         self.keys = 0
@@ -98,80 +96,109 @@ class Capacity:
             self.keys -= keys
 
 
-class Generations:
+class Table:
     """The windows of one limit in one shard, by name, in two generations. Callers hold the shard's lock.
 
     A window that is used is in `fresh`. Once per window length, the windows in `stale` are removed, some in each step,
     because they have not been used for that long; then `fresh` becomes `stale`. So expired windows are found without
     reading them, except those of quotas and permits, which have no window length.
 
+    The name of a window is its key; that of a shared cell, in which keys without room are counted, is its number.
+
     `fresh` is always the same dict, because the store keeps it as a place of each limit.
 
     Args:
         rule: The name of the bucket.
         limit: One of the limits that share these windows; its amount does not matter.
-        capacity: Counts them; None if they are shared cells, whose number is limited anyway.
+        capacity: Counts the windows of keys.
 
     Attributes:
+        cells: How many shared cells there are.
         counts_strikes: Whether the limit is that of a ban policy, whose windows only an unban resets.
         holds_permits: Whether the limit is a concurrency limit.
     """
 
-    __slots__ = ("capacity", "counts_strikes", "fresh", "holds_permits", "limit", "stale")
+    __slots__ = ("_capacity", "cells", "counts_strikes", "fresh", "holds_permits", "limit", "stale")
 
-    def __init__(self, rule: str, limit: AnyLimit, capacity: Capacity | None) -> None:
+    def __init__(self, rule: str, limit: AnyLimit, capacity: Capacity) -> None:
         self.limit = limit
-        self.capacity = capacity
-        self.fresh: dict[str, bytes] = {}
-        self.stale: dict[str, bytes] = {}
+        self._capacity = capacity
+        self.cells = 0
+        self.fresh: dict[Name, bytes] = {}
+        self.stale: dict[Name, bytes] = {}
         self.counts_strikes = rule.startswith(STRIKES)
         self.holds_permits = isinstance(limit, Concurrency)
 
     def __bool__(self) -> bool:
         return bool(self.fresh or self.stale)
 
-    def __len__(self) -> int:
-        return len(self.fresh) + len(self.stale)
+    def key_count(self) -> int:
+        """Return how many windows there are, without shared cells."""
+        return len(self.fresh) + len(self.stale) - self.cells
 
-    def of(self, name: str) -> dict[str, bytes] | None:
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def find(self, key: str, secret: bytes) -> tuple[Windows, Name]:
+        """Return the location of a key's window or cell without creating one; a temporary mapping if there is none.
+
+        Args:
+            secret: The key of the hash that selects a cell.
+        """
+        name: Name = key
+        windows = self.of(key)
+        if windows is None and self.cells:  # else no digest is computed
+            name = cell_of(key.encode(), secret)
+            windows = self.of(name)
+        return windows or {name: b""}, name
+
+    def of(self, name: Name) -> dict[Name, bytes] | None:
         """Return the generation that contains a window; None if there is no such window."""
         for windows in (self.fresh, self.stale):
             if name in windows:
                 return windows
         return None
 
-    def step(self, now_us: int, unix_us: int) -> int:
-        """Visit some stale windows, and delete those that are not in use; return how many were visited.
+    def place(self, key: str, secret: bytes) -> tuple[Windows, Name]:
+        """Make a window for a key that is not in `fresh`, or a cell if there is no room; return its location.
 
-        Windows of limits with a `life_us` are deleted without reading them: this time has passed since their last use.
+        A new window is a copy of the key's cell, because its units there are mixed with those of other keys. Copies of
+        permits would never be released, so a key stays in a cell as long as that contains permits.
         """
-        before, visited = len(self), min(len(self.stale), STEP_WINDOWS)
-        for _ in range(visited):
-            name, window = self.stale.popitem()
-            if not self.limit.life_us and self.in_use(window, now_us, unix_us):
-                self.fresh[name] = window
-        self._release(before - len(self))
-        return visited
+        window = self.stale.pop(key, None)
+        if window is not None:
+            self.fresh[key] = window
+            return self.fresh, key
+        has_room = self._capacity.take()
+        if has_room and not self.cells:  # as usual, so that no digest is computed
+            self.fresh[key] = b""
+            return self.fresh, key
+        number = cell_of(key.encode(), secret)
+        cells = self.of(number)
+        cell = b""
+        if cells is not None:
+            cell = cells[number]
+        if has_room and cell and self.holds_permits:
+            self._capacity.release(1)
+            has_room = False
+        if has_room:
+            self.fresh[key] = cell
+            return self.fresh, key
+        if cells is None:
+            self.cells += 1
+        self.stale.pop(number, None)
+        self.fresh[number] = cell
+        return self.fresh, number
 
-    def rotate(self) -> int:
-        """Make the fresh windows stale; there must be no stale ones left. Return how many there are."""
-        windows = self.fresh.copy()
-        self.fresh.clear()  # first: a child that is forked in between must not find a window in both
-        self.stale = windows
-        return len(windows)
+    def ensure_window(self, key: str) -> bool:
+        """Have the key's own window in `fresh`, or make an empty one; return False if there is no room for it."""
+        if key not in self.fresh:
+            window = self.stale.pop(key, None)
+            if window is None and not self._capacity.take():
+                return False
+            self.fresh[key] = window or b""
+        return True
 
-    def clear(self) -> list[dict[str, bytes]]:
-        """Delete all windows, and return them."""
-        self._release(len(self))
-        deleted = [self.fresh.copy(), self.stale]
-        self.fresh.clear()
-        self.stale = {}
-        return deleted
-
-    def _release(self, keys: int) -> None:
-        """Release the room of some windows."""
-        if self.capacity is not None:
-            self.capacity.release(keys)
+    # -- windows -----------------------------------------------------------------------------------------------------
 
     def in_use(self, window: bytes, now_us: int, unix_us: int) -> bool:
         """Return whether a window is in use; for a quota according to Unix time."""
@@ -180,80 +207,13 @@ class Generations:
             return unix_us < expires_us
         return now_us < expires_us
 
-
-class Table(Generations):
-    """The windows of keys.
-
-    Attributes:
-        cells: The shared cells: windows of keys for which there was no room, by cell number.
-    """
-
-    __slots__ = ("cells",)
-    capacity: Capacity
-
-    def __init__(self, rule: str, limit: AnyLimit, capacity: Capacity) -> None:
-        super().__init__(rule, limit, capacity)
-        self.cells = Generations(rule, limit, None)
-
-    def place(self, key: str, secret: bytes) -> tuple[Windows, str]:
-        """Make a window for a key that is not in `fresh`, or a cell if there is no room; return its location.
-
-        A new window is a copy of the key's cell, because its units there are mixed with those of other keys. Copies of
-        permits would never be released, so a key stays in a cell as long as that contains permits.
-
-        Args:
-            secret: The key of the hash that selects a cell.
-        """
-        window = self.stale.pop(key, None)
-        if window is not None:
-            self.fresh[key] = window
-            return self.fresh, key
-        has_room = self.capacity.take()
-        if has_room and not self.cells:
-            self.fresh[key] = b""
-            return self.fresh, key
-        number = str(cell_of(key.encode(), secret))
-        cells = self.cells.of(number) or {number: b""}
-        cell = cells[number]
-        if has_room and cell and self.holds_permits:
-            self.capacity.release(1)
-            has_room = False
-        if has_room:
-            self.fresh[key] = cell
-            return self.fresh, key
-        self.cells.stale.pop(number, None)
-        self.cells.fresh[number] = cell
-        return self.cells.fresh, number
-
-    def ensure_window(self, key: str) -> dict[str, bytes] | None:
-        """Return the dict with the key's own window, after making one if need be; None if there is no room for it."""
-        if key not in self.fresh:
-            window = self.stale.pop(key, None)
-            if window is None and not self.capacity.take():
-                return None
-            self.fresh[key] = window or b""
-        return self.fresh
-
-    def remove(self, key: str) -> bytes:
-        """Remove the key's own window, and return it; empty if there is none."""
-        windows = self.of(key)
-        if windows is None:
-            return b""
-        self.capacity.release(1)
-        return windows.pop(key)
-
-    def find(self, key: str, secret: bytes) -> tuple[Windows, str]:
-        """Return the location of a key's window or cell without creating one; a temporary mapping if there is none."""
-        windows = self.of(key)
-        if windows is not None:
-            return windows, key
-        if not self.cells:  # as usual, so that no digest is computed
-            return {key: b""}, key
-        number = str(cell_of(key.encode(), secret))
-        cells = self.cells.of(number)
-        if cells is None:
-            return {number: b""}, number
-        return cells, number
+    def permits(self) -> int:
+        """Return how many permits of a concurrency limit are taken."""
+        permits = 0
+        for window in (*self.fresh.values(), *self.stale.values()):
+            _, units, _ = apart(window, ALONE)
+            permits += units
+        return permits
 
     def reset(self, key: str, now_us: int, unix_us: int) -> bool:
         """Forget the units in a key's own window; return False if there were none.
@@ -267,6 +227,47 @@ class Table(Generations):
         windows[key] = b""
         return self.in_use(window, now_us, unix_us)
 
+    def remove(self, key: str) -> bytes:
+        """Remove the key's own window, and return it; empty if there is none."""
+        windows = self.of(key)
+        if windows is None:
+            return b""
+        self._capacity.release(1)
+        return windows.pop(key)
+
+    def clear(self) -> list[dict[Name, bytes]]:
+        """Delete all windows and cells, and return them."""
+        self._capacity.release(self.key_count())
+        deleted = [self.fresh.copy(), self.stale]
+        self.fresh.clear()
+        self.stale = {}
+        self.cells = 0
+        return deleted
+
+    # -- the sweep ---------------------------------------------------------------------------------------------------
+
+    def step(self, now_us: int, unix_us: int) -> int:
+        """Visit some stale windows, and delete those that are not in use; return how many were visited.
+
+        Windows of limits with a `life_us` are deleted without reading them: this time has passed since their last use.
+        """
+        before, visited = self.key_count(), min(len(self.stale), STEP_WINDOWS)
+        for _ in range(visited):
+            name, window = self.stale.popitem()
+            if not self.limit.life_us and self.in_use(window, now_us, unix_us):
+                self.fresh[name] = window
+            elif isinstance(name, int):
+                self.cells -= 1
+        self._capacity.release(before - self.key_count())
+        return visited
+
+    def rotate(self) -> int:
+        """Make the fresh windows stale; there must be no stale ones left. Return how many there are."""
+        windows = self.fresh.copy()
+        self.fresh.clear()  # first: a child that is forked in between must not find a window in both
+        self.stale = windows
+        return len(windows)
+
 
 class Tables(list[Table]):
     """The tables of one limit, one for each shard, and the progress of their sweep.
@@ -274,15 +275,11 @@ class Tables(list[Table]):
     Attributes:
         identity: The rule and the window that they have in common.
         limit: One of the limits.
-        with_cells: The tables, and their cells.
     """
-
-    __slots__ = ("_locks", "_next", "identity", "limit", "with_cells")
 
     def __init__(self, identity: Identity, limit: AnyLimit, locks: Sequence[Any], capacity: Capacity) -> None:
         super().__init__([Table(identity[0], limit, capacity) for _ in locks])
         self._locks = locks
-        self.with_cells: list[Generations] = [*self, *[table.cells for table in self]]
         self.identity = identity
         self.limit = limit
         self._next = 0
@@ -297,25 +294,22 @@ class Tables(list[Table]):
         work = 0
         while not self.is_swept() and work < STEP_WINDOWS:
             table = self[self._next]
-            parts = table, table.cells
             work += 1
-            if any(parts):  # most tables of a rule that few keys use are empty
+            if table:  # most tables of a rule that few keys use are empty
                 with self._locks[self._next]:
-                    work += sum([windows.step(now_us, unix_us) for windows in parts])
-                    if table.stale or table.cells.stale:
+                    work += table.step(now_us, unix_us)
+                    if table.stale:
                         break
-                    work += sum([windows.rotate() for windows in parts]) // COPIED
+                    work += table.rotate() // COPIED
             self._next += 1
         return work
 
     def permits(self) -> int:
         """Return how many permits of a concurrency limit are taken."""
         permits = 0
-        for at, windows in enumerate(self.with_cells):
-            with self._locks[at % len(self)]:
-                for window in (*windows.fresh.values(), *windows.stale.values()):
-                    _, units, _ = apart(window, ALONE)
-                    permits += units
+        for at, table in enumerate(self):
+            with self._locks[at]:
+                permits += table.permits()
         return permits
 
     def is_swept(self) -> bool:

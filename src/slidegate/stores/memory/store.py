@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from heapq import heappop, heappush
 from threading import Lock, RLock
 from typing import Any, Final, SupportsIndex, TypeAlias
@@ -41,7 +40,7 @@ from ..forks import ForkHook
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, keys_shared, preview
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBanRows, MemoryBans
-from .shard import STEP_WINDOWS, Capacity, Generations, Identity, Locks, Table, Tables, Windows, release_if_held
+from .shard import STEP_WINDOWS, Capacity, Identity, Locks, Name, Table, Tables, Windows, release_if_held
 
 SHARD_KEYS: Final = 8_192
 """The most keys of a shard, if shards suffice: copying such a dict takes a fraction of a millisecond."""
@@ -94,8 +93,7 @@ class MemoryStore(Store):
         """The clock passed to this store; None for the monotonic clock."""
         self._latest_us = 0
         self.unix_us: Clock = wall_clock or clock or system_us
-        shards_needed = self.max_keys // SHARD_KEYS
-        shards = min(1 << shards_needed.bit_length(), MAX_SHARDS)  # a power of 2
+        shards = min(1 << (self.max_keys // SHARD_KEYS).bit_length(), MAX_SHARDS)  # a power of 2
         # Lock order: the lock of the sweep, that of the bans, those of the shards, that of the capacity.
         self._sweeping = RLock()
         self._ban_rows = MemoryBanRows(self.unix_us)
@@ -137,7 +135,7 @@ class MemoryStore(Store):
         for table in self._every_table():
             if table.holds_permits:
                 table.clear()
-        self._capacity.keys = sum([len(table) for tables in self._tables.values() for table in tables])
+        self._capacity.keys = sum([table.key_count() for table in self._every_table()])
         self._new = deque(self._tables.values())
         self._schedule = []
         self._sweep_us = 0
@@ -178,7 +176,7 @@ class MemoryStore(Store):
                     client_key, at = key, (hash(key) & self._shard_bits) >> HASH_BITS
                 places = self._places.get(bucket) or self._places_of(bucket)
                 for counter, windows, _, table in places[at]:
-                    name = key
+                    name: Name = key
                     if key not in windows:
                         windows, name = self._make_window(table, key)
                     windows[name], state = counter.spend(windows[name], now_us, cost)
@@ -277,9 +275,9 @@ class MemoryStore(Store):
         self.bans.clear()
         self._clear(lambda table: not table.holds_permits)
 
-    def _clear(self, is_included: Callable[[Generations], bool]) -> bool:
+    def _clear(self, is_included: Callable[[Table], bool]) -> bool:
         """Delete the windows and cells of some tables; return whether any was in use."""
-        forgotten: list[tuple[Generations, dict[str, bytes]]] = []
+        forgotten: list[tuple[Table, dict[Name, bytes]]] = []
         with self._all:  # all locks, so that no question finds a part of the keys reset
             for table in filter(is_included, self._every_table()):
                 forgotten += [(table, windows) for windows in table.clear()]
@@ -300,12 +298,11 @@ class MemoryStore(Store):
         at = self._shard_of(key)
         with self._locks[at]:
             ((counter, _, _, table),) = self._places_of(bucket)[at]
-            windows = table.ensure_window(key)
-            if windows is None:
+            if not table.ensure_window(key):
                 return None
             now_us = self._now_us()
-            windows[key], _ = counter.charge(windows[key], now_us, weight)
-            return counter.spend(windows[key], now_us, 0)[1][0]
+            table.fresh[key], _ = counter.charge(table.fresh[key], now_us, weight)
+            return counter.spend(table.fresh[key], now_us, 0)[1][0]
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
@@ -387,7 +384,7 @@ class MemoryStore(Store):
         refs: list[WindowRef] = []
         for bucket, key, cost in checks:
             for counter, windows, is_charged, table in self._places_of(bucket)[self._shard_of(key)]:
-                name = key
+                name: Name = key
                 if key not in windows and create:
                     windows, name = self._make_window(table, key)
                 elif key not in windows:
@@ -395,10 +392,10 @@ class MemoryStore(Store):
                 refs.append((counter, cost, windows, name, is_charged))
         return refs
 
-    def _make_window(self, table: Table, key: str) -> tuple[Windows, str]:
+    def _make_window(self, table: Table, key: str) -> tuple[Windows, Name]:
         """Make a window for a key, or where there is no room find its shared cell. The lock is held."""
         windows, name = table.place(key, self._secret)
-        if windows is not table.fresh and self._throttle.left_out("keys_shared", self.time_us()) is not None:
+        if name is not key and self._throttle.left_out("keys_shared", self.time_us()) is not None:
             self._pending.append(keys_shared(self.max_keys))
             self._sweep_us = 0  # so that `tidy` emits it
         return windows, name
@@ -415,9 +412,9 @@ class MemoryStore(Store):
                 places[at].append((counter, table.fresh, bucket.count_denied, table))
         return remember(self._places, bucket, places)
 
-    def _every_table(self) -> list[Generations]:
-        """Return the tables of all limits in all shards, and their cells."""
-        return [table for tables in list(self._tables.values()) for table in tables.with_cells]
+    def _every_table(self) -> list[Table]:
+        """Return the tables of all limits in all shards."""
+        return [table for tables in list(self._tables.values()) for table in tables]
 
     def _tables_of(self, name: str, limit: AnyLimit) -> Tables:
         """Return the tables of a limit, one for each shard, after making missing ones. A shard's lock is held."""
@@ -444,8 +441,7 @@ class MemoryStore(Store):
                 if self._sweeping.acquire(blocking=False):
                     self._sweep(now_us)
             finally:
-                with suppress(RuntimeError):  # another thread is sweeping
-                    self._sweeping.release()
+                release_if_held(self._sweeping)  # or another thread is sweeping
 
     def _sweep(self, now_us: int) -> None:
         """Sweep some of the limits that are due; this takes little time."""
@@ -469,7 +465,7 @@ class MemoryStore(Store):
             if not tables.is_swept():
                 return  # the next call goes on with it
             heappop(self._schedule)
-            if any(tables.with_cells) or not self._drop(tables):
+            if any(tables) or not self._drop(tables):
                 self._visit_later(tables)
 
     def _visit_later(self, tables: Tables) -> None:
@@ -482,7 +478,7 @@ class MemoryStore(Store):
     def _drop(self, tables: Tables) -> bool:
         """Delete the tables of a limit unless there is a window in them; return whether they are deleted."""
         with self._all:
-            if any(tables.with_cells):
+            if any(tables):
                 return False
             self._tables.pop(tables.identity, None)
             self._places.clear()  # under all locks: no hit may go into windows that are no longer read
