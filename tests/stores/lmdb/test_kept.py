@@ -672,25 +672,32 @@ def test_where_no_thread_can_be_started_the_next_change_tries_again(
 def test_while_the_disk_hangs_one_thread_copies_and_what_it_does_not_know_is_told(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine.patch.setattr(kept, "KEEP_EVERY_S", 0.01)
-    of_others = {*threading.enumerate()}
-    store, may_write, write = machine.store(), threading.Event(), Kept._write
+    store, background, write = machine.store(), list[Any](), Kept._write
+    is_inside, may_write = threading.Event(), threading.Event()
 
     def hang(own: Kept, changes: Any) -> None:
-        may_write.wait(60)
+        is_inside.set()
+        may_write.wait()
         raise OverflowError("unforeseen")
 
+    machine.patch.setattr(kept, "KEEP_EVERY_S", 0.01)
+    machine.patch.setattr(kept, "in_background", lambda work: background.append(work) or "its end")
     machine.patch.setattr(Kept, "_write", hang)
+    store.hit(((PLAN, "ann", 1),))
+    copier = threading.Thread(target=background.pop(), daemon=True)
+    copier.start()
+    is_inside.wait()
     for _ in range(20):
         store.hit(((PLAN, "ann", 1),))
-        time.sleep(0.01)
-        assert len([one for one in {*threading.enumerate()} - of_others if one.name == "slidegate-lmdb"]) == 1
+    assert background == []
     may_write.set()
-    until(lambda: "OverflowError('unforeseen')" in caplog.text, "it is in the log")
+    copier.join()
+    assert caplog.text.count("copying what outlasts a reboot failed") == 1
+    assert "OverflowError('unforeseen')" in caplog.text
     machine.patch.setattr(Kept, "_write", write)
     store.hit(((PLAN, "ann", 1),))
-    until(lambda: not unkept(store), "it goes on")
-    assert caplog.text.count("copying what outlasts a reboot failed") == 1
+    background.pop()()
+    assert not unkept(store), "it goes on"
 
 
 # -- quotas ------------------------------------------------------------------------------------------------------------
