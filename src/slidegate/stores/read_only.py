@@ -46,19 +46,19 @@ class ReadOnlyStore(Store):
         return self.store.close()
 
 
-class _ReadOnlyBans(BanStore):
+class _Part:
+    """A part of a store."""
+
+    def __init__(self, store: Store, inner: BanStore | SharedRows) -> None:
+        self.store = store
+        self.inner = inner
+
+
+class _ReadOnlyBans(_Part, BanStore):
     may_refuse, count, find, pages = map(_delegate, ("may_refuse", "count", "find", "pages"))
     strike = ban = unban = load = _refused
 
-    def __init__(self, store: Store, inner: BanStore) -> None:
-        self.store = store
-        self.inner = inner
 
-
-class _ReadOnlyRows(SharedRows):
+class _ReadOnlyRows(_Part, SharedRows):
     time, read = map(_delegate, ("time", "read"))
     write = _refused
-
-    def __init__(self, store: Store, inner: SharedRows) -> None:
-        self.store = store
-        self.inner = inner

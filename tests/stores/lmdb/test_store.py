@@ -209,7 +209,7 @@ def test_a_signal_handler_that_raises_within_a_transaction_leaves_nobody_waiting
 
     async def ask_while_others_do() -> None:
         await waited(store)
-        store._batcher._of_thread.jobs.look()
+        store._batcher._of_thread.jobs.schedule()
         waiting.extend(store.hit(CHECKS) for _ in range(3))
         store._transactions.write = Mock(side_effect=SystemExit)
         await asyncio.sleep(PATIENCE_S)

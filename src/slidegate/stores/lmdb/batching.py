@@ -87,7 +87,8 @@ class Batcher:
             return jobs.queue(job)
         jobs.lone -= 1
         if jobs.lone <= 0:  # a signal handler may count beside this
-            jobs.look()
+            jobs.lone = LOOK_EVERY
+            jobs.schedule()
         (answer,) = answers
         return answer
 
@@ -170,21 +171,16 @@ class _LoopJobs:
         self.is_busy = False
         self.lone = LOOK_EVERY
 
-    def look(self) -> None:
-        """Queue the jobs that follow in this iteration of the loop."""
-        self.lone = LOOK_EVERY
-        self._schedule()
-
     def queue(self, job: Job) -> asyncio.Future[Any]:
         """Queue a job; return the future of its answer."""
         if not self.is_busy:
-            self._schedule()
+            self.schedule()
         future = self.loop.create_future()
         self._waiting.append((future, job, self._until_s))
         return future
 
-    def _schedule(self) -> None:
-        """Run the next jobs, in the next iteration of the loop or after a pause."""
+    def schedule(self) -> None:
+        """Queue the jobs that follow, and run them in the next iteration of the loop or after a pause."""
         self.is_busy = True
         self._until_s = self.loop.time() + COMMAND_DEADLINE_S
         if self._tries >= EAGER_TRIES:
@@ -199,7 +195,7 @@ class _LoopJobs:
         try:
             blocked = self._attempt(items, self.loop.time())
         except BaseException:  # SystemExit of a signal handler: what still runs then need not wait for its deadline
-            self._schedule()
+            self.schedule()
             for future, _, _ in items:
                 _fail(future, StoreUnavailable("lmdb: the process was interrupted", concerns="request"))
             raise
@@ -209,7 +205,7 @@ class _LoopJobs:
         self._waiting = blocked + self._waiting
         self.is_busy = bool(self._waiting) or len(items) >= MANY
         if self.is_busy:
-            self._schedule()
+            self.schedule()
 
     def _attempt(self, items: list[_Item], now_s: float) -> list[_Item]:
         """Run jobs together, or separately if that fails; return those that have to be retried."""

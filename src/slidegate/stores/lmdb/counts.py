@@ -50,7 +50,7 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
 from ...core.ring import pack_head
 from ...core.stored import UNREADABLE
-from .gate import Gate, identity_of, is_file_at
+from .gate import OPEN_FLAGS, Gate, identity_of, is_file_at
 from .kept import Kept, Tell
 from .rows import DAMAGE, NAMES, NO_LIFE, WINDOWS, Databases, LmdbBanRows, TransactionRows, new_version
 
@@ -108,7 +108,7 @@ class CountsFile:
     def __init__(self, path: Path, size: int, *, create: bool) -> None:
         self.path = path
         self._takes_space = create and takes_space(path)
-        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        self._file = os.open(path, OPEN_FLAGS)
         try:
             self.lmdb: Any = lmdb.open(
                 str(path),
@@ -218,12 +218,13 @@ def open_file(gate: Gate, kept: Kept, options: Options) -> CountsFile | None:
         StoreUnavailable: It has to be created, and the options say not to.
         OSError: It cannot be opened, or there is too little disk space.
     """
-    is_alone, boot = gate.is_alone(), boot_id()
-    file = gate.path / f"counts-{LAYOUT}-{boot or 'unknown'}.mdb"
+    is_alone = gate.is_alone()
+    start = boot_id() or os.urandom(16).hex()  # a start that is not known may be another one
+    file = gate.path / f"counts-{LAYOUT}-{start}.mdb"
     if not is_alone:
         file = _file_of_users(gate.path) or file
     elif options.create:
-        _delete_all_but(file, kept.tell, keeps=bool(boot))
+        _delete_all_but(file, kept.tell)
     gate.join()
     try:
         return _open_existing(file, gate, options, is_alone=is_alone and options.create)
@@ -271,9 +272,9 @@ def _file_of_users(path: Path) -> Path | None:
     )
 
 
-def _delete_all_but(own: Path, tell: Tell, *, keeps: bool) -> None:
-    """Delete the files of other starts, and that of an unknown start, too, which may be another one."""
-    stale = [file for file in sorted(own.parent.glob("counts-*.mdb")) if file != own or not keeps]
+def _delete_all_but(own: Path, tell: Tell) -> None:
+    """Delete the files of other starts."""
+    stale = [file for file in sorted(own.parent.glob("counts-*.mdb")) if file != own]
     for file in stale:
         file.unlink(missing_ok=True)
     if stale:
@@ -316,7 +317,7 @@ def _create(path: Path, gate: Gate, options: Options, kept: Kept) -> CountsFile:
     Raises:
         OSError: There is too little disk space.
     """
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    os.close(os.open(path, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600))
     counts = None
     try:
         counts = CountsFile(path, options.max_map_size or NEW_MAP_SIZE, create=True)

@@ -28,7 +28,6 @@ a fork waits for the end of transactions.
 from __future__ import annotations
 
 import fcntl
-import os
 import threading
 import time
 from collections import deque
@@ -36,6 +35,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum, auto
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -106,7 +106,6 @@ class Environment:
         self._damage = ""  # what LMDB says of a damaged page of the file, which is deleted then
         self._bad_file = b""
         """The file that was opened again after a bad transaction; a second one in it means that a page is damaged."""
-        self._process = os.getpid()
         self._inside = 0  # the thread that is behind the gate; 0 for none
         self._examine_at_s = 0.0
         self._opening: Future[None] | None = None  # the end of the last thread that opened the files for an event loop
@@ -130,8 +129,7 @@ class Environment:
             lmdb.Error: LMDB cannot begin or commit it.
             StoreUnavailable: The files have become unusable, or were replaced.
         """
-        if os.getpid() != self._process:
-            restart_if_forked()
+        restart_if_forked()
         if self._inside == threading.get_ident():
             return False  # in a signal handler, whose end would leave the gate in the middle of a transaction
         try:
@@ -245,7 +243,7 @@ class Environment:
         Raises:
             StoreUnavailable: The files cannot be used.
         """
-        if self._state is State.OPEN and self.gate.is_open:
+        if self.is_open:
             if not self.gate.enter():
                 return False
             now_s = time.monotonic()
@@ -323,17 +321,6 @@ class Environment:
         """Whether the file of counts can be used."""
         return self._state is State.OPEN
 
-    def keep(self, wait_s: float) -> bool:
-        """Copy what is not kept yet, before the files are closed; return False if others hold the locks for so long."""
-        if self.is_open and self.options.create:
-            try:
-                self.kept.keep(wait_s)
-            except StoreTimeout:
-                return False
-            except SlidegateError:  # the disk is full, or a later version has written the file
-                pass
-        return True
-
     def _shut(self) -> None:
         """Close the file of counts."""
         if self._state in (State.OPEN, State.FAILED):
@@ -347,7 +334,6 @@ class Environment:
 
     def close_files(self) -> None:
         """Close what is open, as in a forked child; the gate first, which the parent may hold."""
-        self._process = os.getpid()
         self._inside = 0
         self._opening = None
         self.gate.close()
@@ -359,6 +345,7 @@ class Environment:
 
 _open: Final[dict[Path, Environment]] = {}
 """One for each path, however many stores use it, because LMDB opens no file twice."""
+_FOR_EVER_S: Final = -1
 _counting: Final = ProcessLock()
 """Held while an environment gets a user or loses one."""
 
@@ -399,33 +386,38 @@ def close_environment(environment: Environment) -> Future[None] | None:
         if environment.users:
             return None
     wait_s = patience_s()
-    if running_loop() is None or not environment.is_open:
-        try:
-            is_kept = environment.keep(wait_s)
-        except BaseException:  # of a signal handler; LMDB opens no file twice
-            _close_unused(environment, wait_s)
-            raise
-        if is_kept and _close_unused(environment, wait_s):
-            return None
-
-    def close() -> None:
-        try:
-            environment.keep(COMMAND_DEADLINE_S)
-        finally:
-            _close_unused(environment, -1)
-
+    if (running_loop() is None or not environment.is_open) and _close(environment, wait_s, wait_s):
+        return None
+    close = partial(_close, environment, COMMAND_DEADLINE_S, _FOR_EVER_S)
     closing = in_background(close)
     if closing is None:
         close()
     return closing
 
 
-def _close_unused(environment: Environment, wait_s: float) -> bool:
-    """Close an environment if no store uses it; return False if other threads hold their lock for too long.
+def _close(environment: Environment, keep_s: float, wait_s: float) -> bool:
+    """Copy what is not kept yet, and close an environment; return False if others hold the locks for too long.
 
     Args:
-        wait_s: How long to wait for the lock; -1 for ever.
+        keep_s: How long a copy may take.
+        wait_s: How long to wait for other threads; for ever, the files are closed even if the copy takes too long.
     """
+    try:
+        if environment.is_open and environment.options.create:
+            environment.kept.keep(keep_s)
+    except StoreTimeout:
+        if wait_s != _FOR_EVER_S:
+            return False
+    except SlidegateError:  # the disk is full, or a later version has written the file
+        pass
+    except BaseException:  # of a signal handler; LMDB opens no file twice
+        _close_unused(environment, wait_s)
+        raise
+    return _close_unused(environment, wait_s)
+
+
+def _close_unused(environment: Environment, wait_s: float) -> bool:
+    """Close an environment if no store uses it; return False if other threads hold their lock for too long."""
     try:
         if not THREAD_LOCK.lock.acquire(timeout=wait_s):
             return False

@@ -37,6 +37,9 @@ WAIT_S: Final = 1.0
 FORK_S: Final = 5.0
 """How long a fork waits for a transaction, or for files that are opened."""
 
+OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""How each of our files is opened; without waiting in case it is a FIFO or a device."""
+
 _FILES: Final = (GATE, USERS, "kept.mdb*", "counts-*")
 """The names of our files, as patterns."""
 _OTHER: Final = "data.mdb"
@@ -175,7 +178,7 @@ class Gate:
             OSError: They cannot be opened.
         """
         self.close()  # the first file, where the second one could not be opened
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK in case it is a FIFO or a device
+        flags = OPEN_FLAGS
         if self._create:
             flags |= os.O_CREAT
         self.file = os.open(self.path / GATE, flags, 0o600)

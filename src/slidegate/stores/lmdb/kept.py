@@ -43,7 +43,7 @@ from ...core.logs import Throttle, log_failure, net
 from ...core.ring import read_head
 from ...core.store import COMMAND_DEADLINE_S
 from ...core.stored import json_of, readable
-from .gate import COPY_LOCK, is_file_at, pause, try_flock
+from .gate import COPY_LOCK, OPEN_FLAGS, is_file_at, pause, try_flock
 from .rows import ALL_WINDOWS, BANS, DAMAGE, HEAD, LEVELS, NO_LIFE, WINDOWS, Databases, rows_from
 
 KEPT: Final = "kept.mdb"
@@ -219,8 +219,7 @@ class Kept:
             return True
         is_ours = False
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._file = os.open(self.path, flags, 0o600)
+            self._file = os.open(self.path, OPEN_FLAGS | os.O_CREAT, 0o600)
             is_ours = try_flock(self._file, fcntl.LOCK_EX) and is_file_at(self._file, self.path)
             return is_ours
         finally:

@@ -121,8 +121,6 @@ class TransactionRows:
             their database, and the row.
     """
 
-    __slots__ = ("dbs", "noted", "now_us", "txn", "unix_us")
-
     def __init__(self, txn: Any, dbs: Databases, now_us: int, unix_us: Clock) -> None:
         self.txn = txn
         self.dbs = dbs
@@ -195,8 +193,6 @@ class LmdbBanRows:
         cached: The bans of networks as a transaction of this process has left them.
     """
 
-    __slots__ = ("_cached", "_dbs", "_rows", "_txn")
-
     def __init__(self, rows: TransactionRows, cached: CachedNetworks) -> None:
         self._rows = rows
         self._txn = rows.txn
@@ -221,14 +217,14 @@ class LmdbBanRows:
         if ban.network() is not None:  # those whose bans have ended make room for it
             before = self.networks()
             after = before.with_ban(ban, self._rows.unix_us())
-            self._keep_networks(after)
+            self._cache(new_version(self._txn, self._dbs), after)
             for ended in before.bans.keys() - after.bans.keys():
                 self._write(BANS, BETWEEN + ended.encode(), None)
         self._write(BANS, _row_of_ban(ban), ban._asdict())
 
     def remove_ban(self, ban: Ban) -> None:
         if ban.network() is not None:
-            self._keep_networks(self.networks().without(ban.key))
+            new_version(self._txn, self._dbs)
         self._write(BANS, _row_of_ban(ban), None)
 
     def ban_count(self) -> int:
@@ -274,9 +270,8 @@ class LmdbBanRows:
         before = len(self._rows.noted)
         is_more = self._rows.check_due(self._dbs.ban_ends, now_us, max_count, _due_us)
         of_network = BANS[0].encode() + BETWEEN
-        ended = [name[2:].decode() for name in self._rows.noted[before:] if name.startswith(of_network)]
-        if ended:  # others would go on to refuse them if Unix time were set back
-            self._keep_networks(self.networks().without(*ended))
+        if any(name.startswith(of_network) for name in self._rows.noted[before:]):
+            new_version(self._txn, self._dbs)  # else they would go on to refuse if Unix time were set back
         return is_more
 
     def _write(self, kind: str, row: bytes, new: Fields | None) -> None:
@@ -304,10 +299,6 @@ class LmdbBanRows:
         if end_us is not None:
             self._rows.recheck_at(index, end_us, row, kind)
 
-    def _keep_networks(self, networks: BannedNetworks) -> None:
-        """Write which networks are banned, as a new version, which all processes read before their next decision."""
-        self._cache(new_version(self._txn, self._dbs), networks)
-
     def _cache(self, version: bytes, networks: BannedNetworks) -> None:
         """Keep the bans of networks for the next transactions of this process, in place of an earlier version."""
         self._cached.clear()
@@ -320,7 +311,7 @@ def _read_network(packed: bytes) -> Ban | None:
 
 
 def new_version(txn: Any, dbs: Databases) -> bytes:
-    """Give the banned networks a new version, and return it."""
+    """Give the banned networks a new version, which all processes read before their next decision, and return it."""
     version = os.urandom(_VERSION_BYTES)
     txn.put(NETWORKS, version, db=dbs.meta)
     return version

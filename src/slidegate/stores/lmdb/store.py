@@ -238,8 +238,7 @@ class LmdbBans(BookBans):
 
         While others are behind the gate, it is the number of the last time, if there was one.
         """
-        needs_room = False
-        counts = self._transactions.write([(_count, (), needs_room)], TRY_S)
+        counts = self._transactions.write([(_count, (), False)], TRY_S)
         if counts is not None:
             self._last_count = counts[0]
         return self._last_count
@@ -314,8 +313,9 @@ class LmdbRows(SharedRows):
             return
         size = len(row.value)
         if size > ALWAYS and counts.room is not Room.PLENTY:
-            full = f"{counts.path} is full; raise max_map_size"
-            raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of rows: {full}")
+            raise StoreUnavailable(
+                f"lmdb: no room for {size:,} bytes of rows: {counts.path} is full; raise max_map_size"
+            )
         until_us = rows.now_us + row.kept_us
         if rows.txn.get(key, None, database) is None:
             rows.recheck_at(rows.dbs.ends, until_us, key, WORKER_ROWS)
@@ -334,14 +334,13 @@ def _read_rows(transaction: Transaction, kind: str, first: int, last: int) -> li
     answer: list[ReadRow] = []
     end = _row_key(kind, last + 1)
     number_at = len(kind) + 1
-    worker_at = number_at + DUE.size
     with rows.txn.cursor(rows.dbs.worker_rows) as cursor:
         for key, stored in rows_from(cursor, _row_key(kind, first)):
             if key >= end:
                 break
             if due_us(stored) > rows.now_us:
                 (number,) = DUE.unpack_from(key, number_at)
-                answer.append((number, key[worker_at:], stored[DUE.size :]))
+                answer.append((number, key[number_at + DUE.size :], stored[DUE.size :]))
     return answer
 
 

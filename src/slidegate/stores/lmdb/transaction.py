@@ -123,9 +123,8 @@ class Transactions:
 
     def _make_room(self) -> None:
         """Delete some expired rows; where there are none, known keys have no room either."""
-        needs_room = False
         for max_count in (SWEEP_STEP, 1):
-            sweep = Transaction(self, [(Transaction.sweep, (max_count,), needs_room)])
+            sweep = Transaction(self, [(Transaction.sweep, (max_count,), False)])
             with suppress(lmdb.Error, OSError):
                 self.env.run(sweep.run)
                 break
@@ -153,8 +152,6 @@ class Transaction:
         rows: Its rows.
         windows: The rows of windows.
     """
-
-    __slots__ = ("_jobs", "_process", "answers", "events", "has_unkept", "rows", "windows")
 
     def __init__(self, process: Transactions, jobs: Sequence[Job]) -> None:
         self._process = process

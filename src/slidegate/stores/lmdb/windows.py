@@ -100,23 +100,22 @@ class WindowRows:
         shares: Whether some keys are counted in shared cells.
     """
 
-    __slots__ = (
-        *("_dbs", "_held", "_key_count", "_loaded", "_max_keys", "_now_us", "_room", "_rows", "_txn"),
-        *("own", "permits", "shared", "shares"),
-    )
-
     def __init__(self, rows: TransactionRows, room: Room, max_keys: int, held: HeldPermits) -> None:
         self._rows = rows
         self._txn, self._dbs, self._now_us = rows.txn, rows.dbs, rows.now_us
         self._max_keys = max_keys
         self._held = held
+        self._room = room
+        self.shares = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin without any window."""
         self._key_count = -1  # not counted yet
         self._loaded: list[_Loaded] = []
-        self._room = room
         self.own: Windows = {}
         self.shared: Windows = {}
         self.permits: Windows = {}
-        self.shares = False
 
     def find(self, key: str, bound: BoundLimit, *, create: bool) -> tuple[Windows, bytes]:
         """Return the location of a key's window: its own, else a new one if there is room, else its cell.
@@ -276,11 +275,7 @@ class WindowRows:
     def save_and_clear(self) -> None:
         """Write all changes, and discard the loaded windows."""
         self.save()
-        self._loaded.clear()
-        self.own.clear()
-        self.shared.clear()
-        self.permits.clear()
-        self._key_count = -1
+        self._begin()
 
     def _takes_room(self) -> bool:
         """Reserve room for a window; return whether there is any."""
