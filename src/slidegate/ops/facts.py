@@ -40,7 +40,6 @@ class Verdict(StrEnum):
     PASSES = "passes"
 
 
-_LISTS: Final = ("allowlist", "blocklist")
 _VERDICTS: Final = {
     "allowlist": Verdict.PASSES,
     "blocklist": Verdict.REFUSES,
@@ -144,7 +143,7 @@ class FactsOfRules:
     def places_of(self, rule: PublishedRule) -> list[WindowPlace]:
         """Return the windows in which a rule counts the key; none if by another one, or if they are not known."""
         key = self.subject.counted_by(rule)
-        if rule.action != "limit" or not rule.bucket or not key:
+        if not rule.bucket or not key:
             return []
         if not rule.by_function:
             return [(key, rule.bucket, rule.counted_limit(self.change_of(rule)))]
@@ -176,7 +175,7 @@ class FactsOfRules:
 
     def _of_list(self, rule: PublishedRule) -> Iterator[Fact]:
         """Yield the row of a list that contains the key, or may contain it or a part of it."""
-        if rule.action not in _LISTS:
+        if not rule.size:  # it is no list, or an empty one
             return
         share = self.subject.share_in(ranges_in(rule.ranges))
         row = Fact(rule.rule, rule.action, EVERY, self.subject.key, _VERDICTS[rule.action])
@@ -222,7 +221,7 @@ class FactsOfRules:
         if rule.action in ("block", "exempt"):
             row = Fact(rule.rule, rule.action, rule.requests or EVERY, "", _VERDICTS[rule.action])
             yield row.perhaps(depends)
-        if rule.action == "limit" and rule.bucket:
+        if rule.bucket:
             yield from self._of_limit(rule, depends)
 
     def _of_limit(self, rule: PublishedRule, depends: str) -> Iterator[Fact]:
@@ -283,7 +282,7 @@ def _verdict_of(rule: PublishedRule, window: LimitState) -> Verdict:
 
 
 def _hedge_of(rule: PublishedRule, window: LimitState, depends: str) -> str:
-    """Return on what the refusal by a limit depends, besides on `depends`; empty for nothing."""
+    """Return on what the refusal by a limit depends: what decides if its rule does, or something of its own."""
     if rule.cost_by_function:
         return "a function says what a request costs"
     if depends:
