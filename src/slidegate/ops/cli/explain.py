@@ -45,15 +45,12 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
     except click.ClickException as error:
         raise NoAnswer(error.message) from error
     facts = await facts_of(limiter, client)
-    return [{**answer_of(facts), "code": _code_of(facts)}], _lines(facts)
-
-
-def _code_of(facts: Facts) -> int:
+    code = 0
     if facts.refused_by is not None:
-        return REFUSED
-    if facts.is_open and facts.off is None:
-        return UNKNOWN
-    return 0
+        code = REFUSED
+    elif facts.is_open and facts.off is None:
+        code = UNKNOWN
+    return [{**answer_of(facts), "code": code}], _lines(facts)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
