@@ -129,7 +129,6 @@ async def facts_in(
     published = published or [Publication(0, ())]  # without rules its bans are known
     rules = [rule for publication in published for rule in publication.rules]
     keys = {subject.key, *map(subject.counted_by, rules)} - {"", EVERYONE}
-    changes = {override.name: override for override in overrides}
     traffic = {client.key: client for ranking in rankings for client in ranking.each()}
     clients = [subject.counted_by(rule) for rule in rules if rule.action == "client"]
     maker = FactsOfRules(
@@ -137,7 +136,7 @@ async def facts_in(
         bans=await _bans_among(bans, subject, {*keys, EVERYONE}),
         operators=[*filter(is_operator, keys_refusing(limiter, key))],
         traffic=traffic,
-        changes=changes,
+        changes={override.name: override for override in overrides},
     )
     places = [*dict.fromkeys(place for rule in rules for place in maker.places_of(rule))]
     counted = [(key, {bucket: limit}) for key, bucket, limit in places]
@@ -145,8 +144,7 @@ async def facts_in(
     own, *views = await inspect_keys(limiter, [(subject.key, {}), *counted])
     maker.windows = {place: view.windows[0] for place, view in zip(places, views, strict=True)}
     workers = sum(publication.workers for publication in published)
-    having = of_workers(published, workers, maker.rows_of)
-    rows = [row._replace(note=joined(row.note, some)) for row, some in having]
+    rows = [row._replace(note=joined(row.note, some)) for row, some in of_workers(published, workers, maker.rows_of)]
     if not workers:
         maker.leave_open("rules of workers", "none has had a request within a day")
     left_out = _left_out(maker, published, own.unix_us)
@@ -154,9 +152,10 @@ async def facts_in(
     if events is None:
         left_out.insert(0, NO_STATISTICS)
     else:
-        refusals = _refusals_in(events, keys)
+        refusals = [event for event in events if event.kind == "refused" and _is_about(event, keys)][:MOST_REFUSALS]
     seen = next((traffic[name] for name in (subject.key, *clients) if name in traffic), None)
-    return Facts(subject.key, own.unix_us, workers, changes.get("*"), rows, refusals, seen, left_out, maker.is_open)
+    off = maker.changes.get("*")
+    return Facts(subject.key, own.unix_us, workers, off, rows, refusals, seen, left_out, maker.is_open)
 
 
 def _left_out(maker: FactsOfRules, published: Iterable[Publication], now_us: int) -> list[str]:
@@ -183,10 +182,6 @@ async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[st
     return found
 
 
-def _refusals_in(events: Iterable[LoggedEvent], keys: Collection[str]) -> list[LoggedEvent]:
-    """Return the newest refusals of requests by some keys, given events in that order."""
-    refusals: list[LoggedEvent] = []
-    for event in events:
-        if event.kind == "refused" and any(event.details.get(field) in keys for field in SUBJECTS):
-            refusals.append(event)
-    return refusals[:MOST_REFUSALS]
+def _is_about(event: LoggedEvent, keys: Collection[str]) -> bool:
+    """Return whether an event names one of some keys."""
+    return any(event.details.get(name) in keys for name in SUBJECTS)

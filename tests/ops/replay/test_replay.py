@@ -31,7 +31,7 @@ from slidegate.core import Quota, Reason
 from slidegate.ops.dashboard.texts import count, ms, rate
 from slidegate.ops.replay import logs as logs_module
 from slidegate.ops.replay.logs import NO_TIME, AccessLogs, AccessRecord, line_parser, parse_line
-from slidegate.ops.replay.replay import Replay, ReplayedRequest, scope_of
+from slidegate.ops.replay.replay import Replay, ReplayedRequest, nothing, scope_of
 from slidegate.ops.replay.report import MINUTE_US, QUANTILES, Simulation, measure, peak, quantile, refused_by
 from slidegate.ops.rows import share, span
 from slidegate.testing import FakeClock
@@ -482,7 +482,7 @@ async def test_a_limit_refuses_exactly_what_the_real_limiter_refuses(gaps: list[
         for number, times in enumerate(clients)
         for time_us in times
     )
-    replay = Replay.of(limits=f"{amount}/1m")
+    replay = Replay([RateLimitMiddleware(nothing, limits=f"{amount}/1m")])
     refused = Counter(result.client for result in await play(replay, *records) if not is_admitted(result))
     assert found == {"limit": f"{amount}/1m", "clients": len(refused), "requests": refused.total()}
 

@@ -219,7 +219,8 @@ def _about_file(path: Path) -> list[Finding]:
     """
     middleware = middleware_of(path)
     middleware.check_routes(None)
-    address = _address_in(path)
+    of_environment = os.environ.get(STORE_VARIABLE) or "memory://"
+    address = tomllib.loads(path.read_text("utf-8-sig")).get("store", of_environment)
     scheme = str(address).partition(":")[0].lower()
     findings = []
     for finding in middleware.findings:
@@ -237,13 +238,6 @@ def _about_file(path: Path) -> list[Finding]:
     except StoreError as error:
         findings += _about_error(f"{path}: the store cannot be read", error)
     return findings
-
-
-def _address_in(path: Path) -> str:
-    """Return the address of the store of a valid configuration file; else that of the environment."""
-    of_environment = os.environ.get(STORE_VARIABLE) or "memory://"
-    address: str = tomllib.loads(path.read_text("utf-8-sig")).get("store", of_environment)
-    return address
 
 
 def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:

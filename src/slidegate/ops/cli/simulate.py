@@ -14,7 +14,7 @@ from ... import RateLimitMiddleware, Rule
 from ...web.endpoints import rules_of_route
 from ...web.routes import mounted_routes
 from ..replay.logs import NO_TIME, AccessLogs
-from ..replay.replay import Replay
+from ..replay.replay import Replay, nothing
 from ..replay.report import QUANTILES, Simulation, measure
 from ..rows import listed, share, span, time_of
 from .check import applications_in, imported
@@ -71,7 +71,7 @@ def simulate(
     elif rules is not None:
         replay = Replay([middleware_of(rules)])
     else:
-        replay = Replay.of(limits=limit)
+        replay = Replay([RateLimitMiddleware(nothing, limits=limit)])
     if replay.unwaited:
         note(f"waits and permits cannot be replayed and are ignored: {', '.join(replay.unwaited)}")
     if replay.keyed:
@@ -117,7 +117,8 @@ def suggest(log: tuple[str, ...], regex: str | None, as_json: bool) -> None:
     \b
     Example: slidegate suggest access.log
     """
-    simulation = Simulation(Replay.of(rules=[Rule("*", exempt=True)]))
+    counting_nothing = RateLimitMiddleware(nothing, rules=[Rule("*", exempt=True)])
+    simulation = Simulation(Replay([counting_nothing]))
     _feed(_logs_in(log, regex), simulation)
     value = measure(simulation.clients)
     show(as_json, [value], _suggested_text(value))

@@ -77,15 +77,6 @@ class Replay:
             self.middlewares.insert(0, copied)
             self._app = copied
 
-    @classmethod
-    def of(cls, **options: Any) -> Replay:
-        """Return a replay of a middleware with these options: ``Replay.of(limits="60/minute")``.
-
-        Raises:
-            ConfigurationError: An option is invalid.
-        """
-        return cls([RateLimitMiddleware(nothing, **options)])
-
     async def play(self, record: AccessRecord) -> ReplayedRequest:
         """Replay an HTTP request; a time before that of the previous record is moved forward to it.
 
