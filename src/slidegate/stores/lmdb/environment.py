@@ -103,9 +103,8 @@ class Environment:
         self.gate = Gate(path, create=options.create)
         self.counts: CountsFile
         self._state = State.SHUT
-        self._damage = ""  # what LMDB says of a damaged page of the file, which is deleted then
-        self._bad_file = b""
-        """The file that was opened again after a bad transaction; a second one in it means that a page is damaged."""
+        self._damage = ""  # what LMDB says of a damaged page: the file is deleted before the next transaction
+        self._bad_file = b""  # the last file with a bad transaction: after a second one in it, a page counts as damaged
         self._inside = 0  # the thread that is behind the gate; 0 for none
         self._examine_at_s = 0.0
         self._opening: Future[None] | None = None  # the end of the last thread that opened the files for an event loop
@@ -248,7 +247,7 @@ class Environment:
                 return False
             now_s = time.monotonic()
             if now_s < self._examine_at_s:
-                return True
+                return True  # as nearly always
             if self._is_in_place():
                 self._examine_at_s = now_s + EXAMINE_EVERY_S
                 return True
@@ -265,7 +264,7 @@ class Environment:
             raise StoreUnavailable(str(cause)) from cause
 
     def _open_in_thread(self) -> bool:
-        """Have a thread open the files, unless one is at it; return False if the process is ending and has none.
+        """Have a thread open the files, unless one is at it; return False if none can be started.
 
         Raises:
             StoreUnavailable: One could not, and began less than a second ago.
@@ -290,16 +289,17 @@ class Environment:
             return False
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
         if self.is_open and not self.counts.is_in_place():
-            # A process that used them emits the event: the one that creates them again may be a tool, or a new worker.
+            # The file was deleted or replaced. A process that used it emits the event: the one that creates it again
+            # may be a tool, or a new worker.
             self.pending_events.append(restarted(f"files in {self.path} were deleted or replaced"))
             self._shut()
         if not self.gate.is_in_place():
             self._shut()
-            self.gate.close()  # the next transaction enters the new one
+            self.gate.close()  # the next try enters the new one
             return False
         if self.is_open:
             return True
-        # If it is not in place, another process has already created it again.
+        # A damaged file is deleted. If it is not in place, another process has already created it again.
         if self._damage and self.options.create and self.counts.is_in_place():
             self.counts.path.unlink(missing_ok=True)
             self.pending_events.append(restarted(f"{self.counts.path} was damaged ({self._damage})"))
