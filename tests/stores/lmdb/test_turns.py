@@ -277,12 +277,19 @@ async def test_a_thread_does_not_wait_for_ever_for_one_that_hangs(store: Any, mo
     ],
 )
 def test_busy_threads_and_loops_leave_each_other_turns(
-    store: Any, observer: RecordingObserver, threads: int, loops: int, work_s: float, deadline: str
+    store: Any,
+    observer: RecordingObserver,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int,
+    loops: int,
+    work_s: float,
+    deadline: str,
 ) -> None:
     """A thread lets the interpreter go while it has its turn, and so it nearly always has it where a loop asks.
 
     One that works between its hits seldom gets the interpreter at once.
     """
+    monkeypatch.setattr(batching, "WAIT_S", PATIENCE_S)  # a busy machine needs more than a second for all of them
     limiter = Limiter(store, deadline=deadline, on_error="allow", observers=[observer])
     hits, decisions = [0] * (threads + 8 * loops), list[Decision]()
 
