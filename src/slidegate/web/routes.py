@@ -281,10 +281,12 @@ class RouteLabels:
     def read(self, app: object) -> _RoutesByEndpoint:
         """Read the routes of an application or a router, and return them; thousands take a few milliseconds."""
         router = router_of(app)
+        # Before the routes are read: one that is added meanwhile asks for another look.
+        memo_key = _table_key(router)
         table: _RoutesByEndpoint = {}
         for route in mounted_routes(app):
             table.setdefault(id(route.endpoint), []).append(route)
-        remember(self._tables, _table_key(router), (router, table))
+        remember(self._tables, memo_key, (router, table))
         self._labels.clear()
         return table
 

@@ -156,7 +156,7 @@ class RuleSet:
         self._by_request = {}
         self.nothing = self.plan_of((), (), Traits(is_enforced=False))
         # One plan for all, if nothing about a request matters but whether it is a preflight.
-        depends_on_path = self.default_rule is not None or self._signals.on_request
+        depends_on_path = self.default_rule is not None or self._signals.honeypots
         if not depends_on_path and all(map(_is_for_all, self.given)):
             self.always = self.match({"type": "http", "path": "/"})
 

@@ -46,7 +46,7 @@ class Signals:
         ban_policies: The policies by name.
         keyed: The keys that policies ban in place of the client's.
         addresses: The keys of these, and parts of them, that read trusted proxies themselves.
-        on_request: Whether there are signals for the path of a request.
+        honeypots: The signals for the path of a request.
         by_status: The signals for each status of a response.
         by_refusal: The signals for refusals.
 
@@ -72,7 +72,7 @@ class Signals:
         self.ban_policies: dict[str, BanPolicy] = {}
         self.by_status: defaultdict[int, list[Signal]] = defaultdict(list)
         self.by_refusal: list[Signal] = []
-        self._honeypots: list[tuple[RulePath, Signal]] = []
+        self.honeypots: list[tuple[RulePath, Signal]] = []
         if isinstance(policies, BanPolicy):
             policies = [policies]
         for policy in policies or ():
@@ -81,8 +81,7 @@ class Signals:
         self._joined: dict[tuple[object, ...], tuple[object, tuple[BanSubject, ...]]] = {}
         parts = [part for key in self.keyed for part in parts_of(key)]
         self.addresses = [part for part in parts if isinstance(part, ClientAddress) and part.trusted]
-        self.on_request = bool(self._honeypots)
-        self._index = PathIndex(self._honeypots)
+        self._index = PathIndex(self.honeypots)
 
     def _add(self, policy: BanPolicy) -> None:
         """Add a policy and its signals."""
@@ -106,7 +105,7 @@ class Signals:
             self.by_status[signal].append(Signal(policy, weight, f"status {signal}"))
         elif signal.startswith("/"):
             reason = clean_reason(f"path {signal}")
-            self._honeypots.append((RulePath(signal, "signals", is_trap=True), Signal(policy, weight, reason)))
+            self.honeypots.append((RulePath(signal, "signals", is_trap=True), Signal(policy, weight, reason)))
         else:
             first = int(signal[0]) * 100  # 400 of "4xx"
             for status in {*range(first, first + 100)} - policy.signals.keys():
