@@ -66,7 +66,7 @@ class FakeClock:
         """Advance the clock: ``advance("30s")``, ``advance(timedelta(minutes=1))`` or ``advance(us=250)``.
 
         Args:
-            span: Text such as ``"30s"``, or a `timedelta`; a negative one steps the clock back.
+            span: Text such as ``"30s"``, or a `timedelta`, which may be negative: the clock then steps back.
             us: Microseconds, instead of or in addition to `span`; may be negative.
 
         Raises:
