@@ -151,18 +151,24 @@ async def dead_worker(two: Two) -> None:
 
 SMALL: Final = ((bucket("200/minute @10", "small"), "ann", 1),)
 DIFFERENCES: Final[dict[str, Callable[[Two], Awaitable[None]]]] = {
-    "`remaining`, the `RateLimit` field, `peek`, `inspect`": remaining,
-    "a request near the limit": refused_meanwhile,
-    "`Retry-After`": retry_after,
-    "a ban, an unban, a refund or a changed amount by another worker": changes_of_others,
-    "an amount lowered to 64 or fewer": lowered,
-    "a reset by another worker": partial(forgotten, forget=lambda store: store.reset("ann")),
+    "you read `remaining`, the field `RateLimit`, `peek` or `inspect`": remaining,
+    "a request comes near the limit": refused_meanwhile,
+    "a request is refused": retry_after,
+    "another worker bans, unbans, refunds or changes an amount": changes_of_others,
+    "an amount is lowered to 64 or fewer": lowered,
+    "another worker resets a key": partial(forgotten, forget=lambda store: store.reset("ann")),
     # As after FLUSHALL, which other tests would see.
-    "Redis lost its data, or a failover the last writes": partial(forgotten, forget=lambda store: store.reset_all()),
+    "Redis loses its data, or a failover loses the last writes": partial(
+        forgotten, forget=lambda store: store.reset_all()
+    ),
     "a worker is killed, or its call fails": dead_worker,
 }
 """What differs from a store without leases: a row of the page each."""
-OTHERS: Final = ("a worker is stopped", "the machine of a worker is paused", "the server's clock steps forward")
+OTHERS: Final = (
+    "a worker is stopped, and goes on",
+    "the machine of a worker is paused",
+    "the server's clock steps forward",
+)
 """Rows that tests of their own show: in `test_leases` and in `test_storm`."""
 
 
