@@ -81,7 +81,7 @@ class Link:
             async with self._reading:
                 async with asyncio.timeout(self._timeout_s):
                     if asking:
-                        with suppress(ResponseError):  # the command is refused, too
+                        with suppress(ResponseError):  # the command is refused as well, and its error is raised
                             await connection.read_response()
                     answer = await connection.read_response()
                 self._used_s = monotonic()

@@ -56,15 +56,15 @@ class Refusals:
             decision: The decision of Redis.
             sent_ns: When it was asked for (monotonic).
         """
-        subject: Hashable = question
+        subject: Hashable = question.checks
         lasts_us = TRUST_US
-        if decision.ban is None:
-            subject = question.checks
-            for spent, leaves_us, _, _ in decision.readings:
-                if spent and leaves_us:  # permits leave at no known time
-                    lasts_us = min(lasts_us, leaves_us - decision.now_us)
-        elif decision.retry_after_us is not None:
-            lasts_us = min(lasts_us, decision.retry_after_us)
+        for spent, leaves_us, _, _ in decision.readings:  # that by a ban has none
+            if spent and leaves_us:  # permits leave at no known time
+                lasts_us = min(lasts_us, leaves_us - decision.now_us)
+        if decision.ban is not None:
+            subject = question
+            if decision.retry_after_us is not None:  # else it is permanent
+                lasts_us = min(lasts_us, decision.retry_after_us)
         until_us = self._time.sent_us(sent_ns) + lasts_us
         self._last_until_us = max(self._last_until_us, until_us)
         windows = windows_of(question.checks)

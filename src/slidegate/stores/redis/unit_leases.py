@@ -103,7 +103,7 @@ class UnitLeases:
         if is_cleared and lease.holds(question, now_us, self._changes):
             lease.used += 1
             return admitted_before(lease.decision, len(lease.units), now_us + self._time.ahead_us)
-        lease.units.append(None)
+        lease.units.append(None)  # for another client, or to be refunded
         return None
 
     def ahead(self, question: Question, refund: Refund) -> int:
@@ -117,19 +117,21 @@ class UnitLeases:
         lease = self.by_checks.get(question.checks)
         if lease is None:
             return 0
-        now_us, used, before = self._time.local_us(), lease.used, lease.used_before
+        now_us, used, used_before = self._time.local_us(), lease.used, lease.used_before
         if not lease.holds(question, now_us, self._changes):
             self.refund_rest(lease, refund)
-            before = used  # this was the lease before the next one, under which nothing was asked yet
+            # Under the next one, which this hit may begin, nothing was asked yet.
+            used_before = used
             used = 0
+            # It ended long ago: the question is no longer asked often.
             if now_us >= lease.until_us + TRUST_US:
                 self.by_checks.pop(question.checks, None)
                 return 0
         # Units that are left are for other clients, whom Redis has cleared.
-        if lease.units or lease.is_asking or (used < FEW and before < 2 * FEW):
+        if lease.units or lease.is_asking or (used < FEW and used_before < 2 * FEW):
             return 0
         lease.is_asking = True
-        return min(max(used, before // 2), MOST_AHEAD)
+        return min(max(used, used_before // 2), MOST_AHEAD)
 
     def keep(
         self, question: Question, decision: Decision, sent_ns: int, lasts_us: int, units: int, used: int, refund: Refund
@@ -145,7 +147,8 @@ class UnitLeases:
             refund: Refunds the others.
         """
         came_us = self._time.local_us()
-        until_us = self._time.sent_us(sent_ns) + min(lasts_us - lasts_us // CLOCK_ERROR - ROUNDING_US, TRUST_US)
+        lasts_us -= lasts_us // CLOCK_ERROR + ROUNDING_US
+        until_us = self._time.sent_us(sent_ns) + min(lasts_us, TRUST_US)
         left = units - used
         # The lease has ended already: its slice is over, or a client or its network has been banned meanwhile.
         if came_us >= until_us or self._changes.since(sent_ns, question.refusing):
@@ -153,11 +156,13 @@ class UnitLeases:
             return
         lease = self.by_checks.get(question.checks)
         if lease is None or not lease.holds(question, came_us, self._changes):
+            # It has no windows: whatever else is charged to them, its units are charged already.
             lease = UnitLease(decision, sent_ns, until_us, amounts_of(question.checks), ())
             self._replace(lease, question, until_us - came_us, refund)
         lease.decision = decision  # of the same slices
         lease.cleared.add(question)
-        lease.is_asking = lease.is_asking and not left  # one without may answer another hit, which asked for none
+        if left:  # else this may be the answer to another hit, which asked for none ahead
+            lease.is_asking = False
         lease.used += used
         lease.units += [None] * left
 
