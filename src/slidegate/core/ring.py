@@ -162,10 +162,12 @@ class Ring:
         window = _settled(window, now_us, step_us, span_us)
         spent, newest_units, newest_us, oldest_us = _head_of(window)
         # Mostly these are the newest units, which are taken back without a look at the other entries.
-        if mark == newest_us and 0 < units < newest_units:
-            return pack_counts(spent - units, newest_units - units) + window[COUNT_BYTES:]
-        older = window[HEAD_BYTES:]
-        if mark == newest_us and units > 0 and older:
+        if mark == newest_us and units > 0:
+            if units < newest_units:
+                return pack_counts(spent - units, newest_units - units) + window[COUNT_BYTES:]
+            older = window[HEAD_BYTES:]
+            if not older:
+                return b""
             last_us, last_units = _ENTRY.unpack(older[-ENTRY_BYTES:])
             return pack_head(spent - newest_units, last_units, last_us, oldest_us) + older[:-ENTRY_BYTES]
         units_at = dict(entries(window))
