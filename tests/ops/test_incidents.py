@@ -226,6 +226,17 @@ async def check_changes(incident: Incident) -> None:
     assert said == expected if len(bans) <= 50 else said < expected
     assert (await incident.api("bans"))["total"] == len(bans)
     assert not bans or f"Active bans {len(bans):,}" in " ".join(lines)
+    happened = table(lines, "What happened", "When |")
+    assert [row[0] for row in happened] == sorted((row[0] for row in happened), reverse=True)
+    done = defaultdict[str, list[tuple[int, str]]](list)
+    for action in await limiter.history():
+        done[f"{action.kind} by hand"].append((action.at_us // 1_000_000, action.by))
+    for kind, actions in done.items():
+        own = [row for row in happened if row[1] == kind]
+        if len(actions) < 10:
+            assert [(unix_of(row[0]), row[-1].removeprefix("| ")) for row in own] == actions
+        else:
+            assert [f"{len(actions)} times" in " ".join(row) for row in own] == [True], own
     changes, answer = await limiter.overrides(), await incident.api("limits")
     assert [(one["name"], one["limit"], one["by"]) for one in answer["changes"]] == [one[:3] for one in changes]
     lines = await incident.page("configuration")

@@ -724,7 +724,7 @@ def test_curve_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the
     steps: list[Traffic], step_s: float
 ) -> None:
     done = steps[:-1] if step_s == 5.0 else steps
-    marks = [chart.Mark(1_800_000_000 + number * step_s, "ban") for number in (-1, 0, 0.5, 200)]
+    marks = [(1_800_000_000 + number * step_s, "ban") for number in (-1, 0, 0.5, 200)]
     curve, tops = chart.curve_of(counts(steps, step_s), marks), dict[str, list[float]]()
     _, lines, (wide, high) = drawn(curve)
     assert wide == max(len(done), 1)
@@ -792,20 +792,22 @@ async def test_what_happened_is_marked(site: Site) -> None:
     await site.visit()
     service = Service(site.limiter)
     site.limiter.engine.emit(Event("store_failed", "away"))
-    marks = chart.marks_of((await service.bans()).newest, await service.events(), await service.counts("5m"))
-    assert Counter(one.kind for one in marks) == {"ban": 2, "change": 2, "outage": 1, "start": 1}
+    marks = chart.marks_of(
+        (await service.bans()).newest, (await service.counts("5m")).with_starts(await service.events())
+    )
+    assert Counter(kind for _, kind in marks) == {"ban": 2, "change": 2, "outage": 1, "start": 1}
     site.clock.advance("10s")  # the running step is not drawn
     for view in ("", "?rule=all", "?route=GET /"):
         page = await site.get(view)
         assert {*re.findall('class="mark (\\w+)"', page.body.decode())} == {"ban", "change", "outage", "start"}
 
 
-def test_late_answers_and_bans_are_one_line_with_a_count_and_so_is_what_several_workers_tell() -> None:
-    said = [("store_late", "3 of 9 calls"), ("limit_overridden", "api"), ("store_late", "1 of 9 calls")]
-    said += [("limit_overridden", "api"), *[("banned", f"192.0.2.{number}") for number in range(40)]]
+def test_ten_events_of_a_kind_are_one_row_and_so_is_what_several_workers_report() -> None:
+    said = [("config_reloaded", "a"), ("store_late", "3 of 9 calls"), *[("config_reloaded", "a")] * 11]
+    said += [("banned", f"192.0.2.{number}") for number in range(10)]
     events = [LoggedEvent(kind, text, -place, {}, f"worker {place}") for place, (kind, text) in enumerate(said)]
-    rows = [(alike[0].kind, alike[0].message, len(alike)) for alike in grouped(events)]
-    assert rows == [("store_late", "3 of 9 calls", 2), ("limit_overridden", "api", 2), ("banned", "192.0.2.0", 40)]
+    rows = [(alike[0].kind, alike[0].message, len(alike)) for alike in grouped(events, 10)]
+    assert rows == [("config_reloaded", "a", 12), ("store_late", "3 of 9 calls", 1), ("banned", "192.0.2.0", 10)]
 
 
 @given(st.integers(1, 10**9), st.integers(0, 2 * 10**9))

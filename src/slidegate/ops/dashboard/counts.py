@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import floor, log10
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from ...core import Ban
 from ..statistics import EVERY_S, LoggedEvent, Stats
@@ -26,6 +26,7 @@ MARKS: Final = {
     "list_reloaded": "change",
     "store_failed": "outage",
     "store_recovered": "outage",
+    "started": "start",
 }
 """The marks of events, by their kind."""
 
@@ -54,12 +55,17 @@ class Counts(NamedTuple):
         """The part of the window in which workers have counted, by which rates are divided."""
         return max(self.stats.seen_us / 1_000_000, EVERY_S)
 
+    def with_starts(self, events: Iterable[LoggedEvent]) -> list[LoggedEvent]:
+        """Return events, and when the workers of now began to count."""
+        logged = [*events]
+        for name, _, _, _, counting_s in self.stats.workers:
+            at_us = int((self.at - counting_s) * 1_000_000)
+            logged.append(LoggedEvent("started", f"{name} began to count", at_us, {}, name))
+        return logged
 
-class Mark(NamedTuple):
-    """When, in Unix time, something happened: a ``ban``, a ``change``, an ``outage`` or the ``start`` of a worker."""
 
-    at: float
-    kind: str
+Mark: TypeAlias = tuple[float, str]
+"""When, in Unix time, something happened: a ``ban``, a ``change``, an ``outage`` or the ``start`` of a worker."""
 
 
 class Curve(NamedTuple):
@@ -78,15 +84,14 @@ class Curve(NamedTuple):
     marks: list[tuple[int, str]]
 
 
-def marks_of(bans: Iterable[Ban], events: Iterable[LoggedEvent], counts: Counts) -> list[Mark]:
+def marks_of(bans: Iterable[Ban], events: Iterable[LoggedEvent]) -> list[Mark]:
     """Return when the bans in force began, something changed, the store failed, and workers began."""
-    marks = [Mark(ban.since_us / 1_000_000, "ban") for ban in bans]
-    marks += [Mark(counts.at - worker.counting_s, "start") for worker in counts.stats.workers]
+    marks = [(ban.since_us / 1_000_000, "ban") for ban in bans]
     for alike in grouped(events):
         kind = MARKS.get(alike[0].kind, "")
         if kind == "change":  # when the first worker had it
             alike = alike[-1:]
-        marks += [Mark(event.time_us / 1_000_000, kind) for event in alike if kind]
+        marks += [(event.time_us / 1_000_000, kind) for event in alike if kind]
     return marks
 
 
@@ -104,7 +109,7 @@ def curve_of(counts: Counts, marks: Iterable[Mark]) -> Curve:
         if number == 0 or rates[number] != rates[number - 1]:
             points = [f"{step + 0.5} {100 - 100 * rate / top:.4g}" for step, rate in enumerate(rates[number])]
             lines[f"s{number}"] = f"M{'L'.join(points)}h0"  # round ends make a dot of a lone value
-    places = {(int((mark.at - counts.start_at) // counts.step_s), mark.kind) for mark in marks}
+    places = {(int((at - counts.start_at) // counts.step_s), kind) for at, kind in marks}
     marked = sorted((step, kind) for step, kind in places if 0 <= step < step_count)
     return Curve(top, step_count, lines, marked)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from math import inf
+from operator import attrgetter
 from typing import Final
 
 from markupsafe import Markup, escape
@@ -12,7 +15,6 @@ from ...core.logs import escaped
 from ..rows import NO_VALUE, time_of
 from ..statistics import LoggedEvent
 
-_FOLDED: Final = ("store_late", "banned", "shadow_banned", "unbanned")
 _UTC: Final = re.compile("([0-9]{4}-[01][0-9]-[0-3][0-9])T([0-2][0-9]:[0-5][0-9]:[0-5][0-9])Z")
 
 
@@ -66,15 +68,17 @@ def plain(text: object, most: int = 80) -> str:
     return escaped(str(text), most)
 
 
-def grouped(events: Iterable[LoggedEvent]) -> list[list[LoggedEvent]]:
-    """Return events in groups of the same kind and message; bans and late answers of the store are one group each.
+def grouped(events: Iterable[LoggedEvent], many: float = inf) -> list[list[LoggedEvent]]:
+    """Return events in groups of the same kind and message, the newest first, and of many of a kind in one group.
 
     Several workers report one change, and many clients are refused for one reason.
     """
+    ordered = sorted(events, key=attrgetter("time_us"), reverse=True)
+    kinds = Counter(kind for kind, _ in {(event.kind, event.message) for event in ordered})
     groups: dict[tuple[str, str], list[LoggedEvent]] = {}
-    for event in events:
+    for event in ordered:
         message = event.message
-        if event.kind in _FOLDED:  # each has another number or key
+        if kinds[event.kind] >= many:
             message = ""
         groups.setdefault((event.kind, message), []).append(event)
     return [*groups.values()]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
+from ...limiter import Action
 from ..published_rules import limit_rows, rule_rows
 from ..slices import CLIENTS, KEYS
 from ..statistics import LoggedEvent, Ranking
@@ -20,8 +21,12 @@ MAX_CLIENTS: Final = 24
 MAX_ROWS: Final = 50
 """How many rows other tables have."""
 MAX_RULES: Final = 200
-_UNLISTED: Final = ("refused", "shadow_refused")
-"""The events that are not listed: clients cause as many as they like."""
+MANY: Final = 10
+"""From so many of a kind on, what happened is in one row."""
+_BY_HAND: Final = ("unbanned", "limit_overridden", "limit_restored", "switched_off", "switched_on")
+"""The events of what operators do, which the history has with its author; as it has the bans of level 0."""
+_UNLISTED: Final = ("refused", "shadow_refused", *_BY_HAND)
+"""The events that are not listed. Of refusals clients cause as many as they like."""
 
 Query: TypeAlias = Mapping[str, str]
 Variables: TypeAlias = dict[str, Any]
@@ -37,7 +42,7 @@ async def _traffic(service: Service, query: Query, rule: str = "", route: str = 
     """Return what was counted in the window that the query names, and the curve of it."""
     window = query.get("window") or WINDOW
     counts, bans, events = await together(service.counts(window, rule, route), service.bans(), service.events())
-    return {"counts": counts, "curve": curve_of(counts, marks_of(bans.newest, events, counts))}
+    return {"counts": counts, "curve": curve_of(counts, marks_of(bans.newest, counts.with_starts(events)))}
 
 
 async def part(service: Service, query: Query) -> Variables:
@@ -97,10 +102,23 @@ async def _ranked(service: Service, ranking: Ranking, bans: Bans) -> list[Client
 
 
 async def bans(service: Service, query: Query) -> Variables:
-    """Return the bans, what operators have done, and events."""
-    in_force, history, events = await together(service.bans(), service.history(), service.events())
-    listed = grouped(event for event in events if event.kind not in _UNLISTED)
-    return {"bans": in_force.all, "newest": in_force.newest[:MAX_ROWS], "history": history, "events": listed[:MAX_ROWS]}
+    """Return the bans, and what happened."""
+    in_force, history, events, counts = await together(
+        service.bans(), service.history(), service.events(), service.counts(WINDOW)
+    )
+    rows = _happened(history, counts.with_starts(events))
+    return {"bans": in_force.all, "newest": in_force.newest[:MAX_ROWS], "happened": rows}
+
+
+def _happened(history: Iterable[Action], events: Iterable[LoggedEvent]) -> list[list[LoggedEvent]]:
+    """Return what operators have done and what workers report, in groups, the newest first."""
+    logged = []
+    for action in history:
+        logged.append(LoggedEvent(f"{action.kind} by hand", str(action), action.at_us, action._asdict(), action.by))
+    for event in events:
+        if event.kind not in _UNLISTED and event.details.get("ban_level") != "0":
+            logged.append(event)
+    return sorted(grouped(logged, MANY), key=lambda alike: alike[-1].time_us, reverse=True)
 
 
 async def configuration(service: Service, query: Query) -> Variables:
