@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -667,6 +668,20 @@ def test_where_no_thread_can_be_started_the_next_change_tries_again(
     assert "no thread can be started to copy, open or close files" in caplog.text
     store.hit(((PLAN, "ann", 1),))
     until(lambda: not unkept(store), "it is copied")
+
+
+def test_a_copy_that_comes_after_the_end_makes_no_file(machine: Machine) -> None:
+    store, is_late, lock = machine.store(), threading.Event(), Kept.lock
+    with ThreadPoolExecutor(1) as pool:
+        with gate.COPY_LOCK.lock:
+            machine.patch.setattr(Kept, "lock", lambda *given: is_late.set() or lock(*given))
+            copying = pool.submit(store._env.kept.keep, 60.0)
+            assert is_late.wait(60)
+            store.close()
+            shutil.rmtree(machine.path)
+            machine.path.mkdir()
+        assert isinstance(copying.exception(60), StoreUnavailable)
+    assert [*machine.path.iterdir()] == []
 
 
 def test_while_the_disk_hangs_one_thread_copies_and_what_it_does_not_know_is_told(

@@ -182,8 +182,6 @@ class Kept:
 
     def _copy(self, until_s: float) -> bool:
         """Copy what is not kept yet; return False if that has to be tried again."""
-        if self.is_closed:
-            raise StoreUnavailable(f"lmdb: {self.path.parent} was closed")
         if not self.lock(until_s - time.monotonic()):
             return False
         try:
@@ -211,6 +209,7 @@ class Kept:
 
         Raises:
             OSError: It cannot be opened.
+            StoreUnavailable: The environment was closed.
         """
         if not COPY_LOCK.lock.acquire(timeout=max(wait_s, 0.0)):
             return False
@@ -219,6 +218,8 @@ class Kept:
             return True
         is_ours = False
         try:
+            if self.is_closed:  # perhaps while this waited: who deletes the directory finds no new file in it
+                raise StoreUnavailable(f"lmdb: {self.path.parent} was closed")
             self._file = os.open(self.path, OPEN_FLAGS | os.O_CREAT, 0o600)
             is_ours = try_flock(self._file, fcntl.LOCK_EX) and is_file_at(self._file, self.path)
             return is_ours
