@@ -1,8 +1,8 @@
 """The windows of a limit: dicts for the keys of each shard, the sweep of idle windows, and locks of several shards.
 
 Python's garbage collector visits every object that may contain references, so a million window objects would block a
-process for half a second at a time. It does not visit the entries of a dict of text to bytes. A dict is copied when it
-grows, so the keys of a large store are divided among several shards.
+process for half a second at a time. It does not visit the entries of a dict of text and numbers to bytes. A dict is
+copied when it grows, so the keys of a large store are divided among several shards.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Table:
         capacity: Counts the windows of keys.
 
     Attributes:
-        cells: How many shared cells there are.
+        cells: How many shared cells there are; one too many in a child that was forked while one came or went.
         counts_strikes: Whether the limit is that of a ban policy, whose windows only an unban resets.
         holds_permits: Whether the limit is a concurrency limit.
     """
