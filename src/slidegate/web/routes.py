@@ -305,11 +305,11 @@ class RouteLabels:
 
     def label(self, scope: Scope) -> str:
         """Return the display name of the route that has answered a request; `UNROUTED` if it is unknown."""
-        memo_key = id(scope.get("router")), id(scope.get("endpoint"))
-        label = self._labels.get(memo_key)
-        if label is not None:
-            return label
-        routes = self._known(scope)
+        try:
+            memo_key = id(scope["router"]), id(scope["endpoint"])
+            return self._labels[memo_key]
+        except KeyError:  # the first time; or no router or endpoint, and so no routes
+            routes = self._known(scope)
         if not routes:
             return UNROUTED
         if len(routes) > 1:

@@ -305,7 +305,7 @@ class Visit:
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
         if self.status:
-            if self.effects and message["type"] in _LASTS and not message.get("more_body", False):
+            if self.effects and message["type"] in _LASTS and not message.get("more_body"):
                 return self.end(None, message)
             return self.send_on(message)
         if message["type"] == "http.response.start":
