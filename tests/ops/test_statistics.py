@@ -707,7 +707,7 @@ async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) ->
         rules = tuple(f"{rule:02}{number:03}".ljust(64, "r") for rule in range(10))
         statistics._tally.series[rules, f"GET /{number}".ljust(256, "x")] = traffic = Traffic(*[10**9] * 7)
         for step in range(BUCKETS):
-            traffic.times.count_one(10 * 11**step // 10**step)
+            traffic.times.count_all([10 * 11**step // 10**step])
     for number in range(MAX_CLIENTS):
         names = [f"{rule:02}{number:03}".ljust(64, "r") for rule in range(MAX_NAMES)]
         by, routes = dict.fromkeys(names, 10**9), {f"GET /{name}".ljust(256, "x"): 10**9 for name in names}

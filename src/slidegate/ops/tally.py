@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from ..core import Check, Decision, Reason
 from ..core.addresses import network_of
-from ..core.memo import remember
+from ..core.memo import MEMO_SIZE
 from ..events import Outcome, Passed
 from .kinds import named_kind
 from .metrics import OTHER, status_name
@@ -54,12 +55,12 @@ class Tally:
         self.series = Series()
         self.clients = Clients()
         self.keys = Clients()
-        self._groups = _Groups()
+        self._group_of = lru_cache(MEMO_SIZE)(_group_of)
 
     def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
         refused: list[Outcome] = []
-        clients, groups = self.clients, self._groups
+        clients, group_of = self.clients, self._group_of
         times_us = defaultdict[Group, list[int]](list)
         for request in requests:
             if isinstance(request, Outcome):
@@ -77,7 +78,7 @@ class Tally:
                 name += (bucket,)
                 if key != client:
                     has_keys = True
-            group = groups[name]
+            group = group_of(name)
             if group not in times_us:
                 self._traffic(group.rules, group.route)  # in the order in which they come
             times_us[group].append(time_us)
@@ -99,7 +100,7 @@ class Tally:
         keys = {key for _, key, _ in checks} - {client, self._everyone}
         for key in keys:
             name = (route, status, *[bucket for bucket, own, _ in checks if own == key])
-            self.keys[key].groups[self._groups[name]] += 1
+            self.keys[key].groups[self._group_of(name)] += 1
         self._note_keys(client, keys)
 
     def _count_outcome(self, outcome: Outcome, checks: Sequence[Check]) -> None:
@@ -161,10 +162,8 @@ class Tally:
         return self.series[name]
 
 
-class _Groups(dict[tuple[Any, ...], Group]):
-    """Groups of admitted requests by their route, status, and the buckets that counted them."""
-
-    def __missing__(self, name: tuple[Any, ...]) -> Group:
-        route, status, *buckets = name
-        amounts = amounts_of(buckets)
-        return remember(self, name, Group(route, status_name(status), tuple(amounts), amounts))
+def _group_of(name: tuple[Any, ...]) -> Group:
+    """Return the group of admitted requests with a route, a status, and the buckets that counted them."""
+    route, status, *buckets = name
+    amounts = amounts_of(buckets)
+    return Group(route, status_name(status), tuple(amounts), amounts)

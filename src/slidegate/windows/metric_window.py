@@ -129,7 +129,7 @@ class MetricWindow:
                 name = self._name_of(event)
                 counts[name] = counts.get(name, 0) + 1
             if rt_us is not None:
-                summary.rt.count_one(rt_us)
+                summary.rt.count_all((rt_us,))
 
     def read(self, now_us: int, slices: int | None = None) -> MetricSummary:
         """Return a consistent sum of the last `slices` slices, the running one included.
