@@ -13,6 +13,7 @@ import math
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from importlib import resources
 from struct import Struct, pack
@@ -26,6 +27,7 @@ from ...core.bans.ban import Ban, BanSubject, read_ban
 from ...core.buckets import Bucket, Check
 from ...core.errors import Concerns, StoreError, StoreTimeout, StoreUnavailable, quoted
 from ...core.limits import AnyLimit, Limit
+from ...core.memo import MEMO_SIZE
 from ...core.quotas import Quota
 from ...core.reservation import Reservation
 from ...core.ring import MAX_UNITS
@@ -131,7 +133,7 @@ class Packed(NamedTuple):
 
 
 class Packing:
-    """Builds the names of keys in Redis, and packs requests. Its only state is the key of names.
+    """Builds the names of keys in Redis, and packs requests. Its only state is the key of names, and a memo of them.
 
     Args:
         prefix: The start of all names.
@@ -144,6 +146,7 @@ class Packing:
         windows: The start of the names of hashes of windows; the key or its digest follows.
         strikes: The same of strikes and levels.
         naming: How names are made: the same for two stores that make the same names.
+        name_of: Returns the name of the hash with the windows and the ban of a key.
     """
 
     def __init__(self, prefix: str, unix_us: Clock, *, readable: bool) -> None:
@@ -155,6 +158,7 @@ class Packing:
         if readable:
             self.naming = READABLE
         self._key = b""
+        self.name_of = lru_cache(MEMO_SIZE)(self._name_of)
 
     def name_keys(self, by: bytes | None) -> None:
         """Make names that are digests with a key; None for none."""
@@ -162,9 +166,9 @@ class Packing:
             return
         self.naming = KEYED + blake2b(b"naming", key=by, digest_size=8).hexdigest().encode()
         self._key = by
+        self.name_of.cache_clear()
 
-    def name_of(self, key: str) -> bytes:
-        """Return the name of the hash with the windows and the ban of a key."""
+    def _name_of(self, key: str) -> bytes:
         text = key.encode()
         if self.naming != READABLE:
             digest = blake2b(text, key=self._key, digest_size=DIGEST_BYTES).digest()
