@@ -443,18 +443,32 @@ def test_a_long_list_is_read_and_held_in_300_bytes_for_each_network(count: int, 
     assert len([*found.ranges()]) == count
 
 
-async def test_a_reload_says_which_rules_have_come_gone_or_have_another_amount(tmp_path: Path) -> None:
+async def test_a_reload_says_what_has_come_and_gone(tmp_path: Path) -> None:
     files, limiter = FollowedFiles(tmp_path), Limiter()
     limiter.observe(files.observer)
-    files.write(
-        "a.toml", '[[rules]]\npath = "/"\nlimits = "9/m"\nname = "all"\n[[rules]]\npath = "/old"\nblock = true\n'
-    )
+    old = ['default_limits = "9/m"', 'blocklist = ["192.0.2.0/24"]', "[bans.scans]", 'after = "9/m"', 'duration = "1h"']
+    old += ["[[rules]]", 'path = "/"', 'limits = "9/m"', 'name = "all"', "[[rules]]", 'path = "/old"', "block = true"]
+    new = [*old[:-2], 'path = "/n"', 'limits = "1/d"']
+    for place, text in (
+        (0, 'default_limits = "8/m"'),
+        (1, "# no list"),
+        (3, 'after = "7/m"'),
+        (7, 'limits = "3/m; 9/h"'),
+    ):
+        new[place] = text
+    files.write("a.toml", "\n".join(old))
     app = RateLimitMiddleware.from_file(hello, tmp_path / "a.toml", limiter=limiter)
-    files.write(
-        "a.toml", '[[rules]]\npath = "/"\nlimits = "3/m; 9/h"\nname = "all"\n[[rules]]\npath = "/n"\nlimits = "1/d"\n'
-    )
-    await files.visit(app)
-    message = files.observer.events[-1].message
-    changes = re.fullmatch(r".*a\.toml: active rules: 2; saved \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ, (.*)", message)
-    assert changes
-    assert changes[1] == "+/n 1/1d, -/old block, +all 3/1m; 9/1h, -all 9/1m"
+    expected = [
+        "+bans {'scans': {'after': '7/m', 'duration': '1h'}}, -bans {'scans': {'after': '9/m', 'duration': '1h'}}",
+        "-blocklist 192.0.2.0/24, +default_limits 8/m, -default_limits 9/m",
+        "+rules {'path': '/', 'limits': '3/m; 9/h', 'name': 'all'}",
+        "-rules {'path': '/', 'limits': '9/m', 'name': 'all'}",
+        "+rules {'path': '/n', 'limits': '1/d'}",
+    ]
+    for lines, more in ((new, expected), (old, [])):
+        files.write("a.toml", "\n".join(lines))
+        await files.visit(app)
+        message = files.observer.events[-1].message
+        changes = re.fullmatch(r".*: active rules: \d; saved [\d-]{10}T[\d:]{8}Z, changes: 9, (.*)", message)
+        assert changes
+        assert not more or changes[1] == ", ".join(more)

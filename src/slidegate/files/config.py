@@ -94,6 +94,7 @@ class ConfigReader:
 
     Attributes:
         of_limiter: The options of the limiter as they are written in the file, or their defaults.
+        written: The options as they are written in the file.
         unread: The file that it names and that could not be read, with its version before; empty for none.
     """
 
@@ -186,6 +187,7 @@ class ConfigReader:
         if not _LIMITING & data.keys():
             raise ConfigurationError('expected limits = "100/minute", or rules, or default_limits')
         options: dict[str, Any] = {}
+        self.written = data
         self._has_key = "key" in data
         for name in OPTIONS:  # in this order, as later ones need the client
             if name in data:

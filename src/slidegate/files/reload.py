@@ -24,7 +24,9 @@ from ..web.start import FailsAtStartup, fail_startup, stack_of
 from .config import ConfigReader
 
 _MOST_CHANGES: Final = 8
-"""How many rules that came or went an event names."""
+"""How many values that came or went an event names."""
+_MOST_TEXT: Final = 80
+"""How long each is in it."""
 
 
 class ReloadingMiddleware(FailsAtStartup, FollowedFile):
@@ -78,7 +80,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         if limiter is None:
             limiter = reader.limiter(options.get("store", ""))
         self.limiter = limiter
-        self._of_limiter = reader.of_limiter
+        self._reader = reader
         self.app = self._build(reader, read_options)
         self.limiter.engine.register(self.app)
         self.observe(self.limiter.engine.emit)
@@ -116,19 +118,20 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         finally:
             self.needs = reader.unread
         for name, value in reader.of_limiter.items():
-            if value != self._of_limiter[name]:
+            if value != self._reader.of_limiter[name]:
                 text = "it cannot change while the application runs; restart the application"
                 raise reader.located(ConfigurationError(text, name))
         middleware = self._build(reader, options)
-        before, after = _rules_of(self.app), _rules_of(middleware)
-        changes = [f"{'+' if rule in after else '-'}{rule}" for rule in sorted(before ^ after)]
+        before, after = _texts_of(self._reader.written), _texts_of(reader.written)
+        changes = [f"{'+' if text in after else '-'}{text[:_MOST_TEXT]}" for text in sorted(before ^ after)]
         saved = datetime.fromtimestamp(self.file.stat().st_mtime, UTC)
-        self.changes = ", ".join([f"saved {saved:%Y-%m-%dT%H:%M:%SZ}", *changes[:_MOST_CHANGES]])
+        known = f"saved {saved:%Y-%m-%dT%H:%M:%SZ}", f"changes: {len(changes)}"
+        self.changes = ", ".join([*known, *changes[:_MOST_CHANGES]])
 
         def apply() -> None:
             if self.app.routed_app is not None:  # here, in the thread of the file: with many routes it takes long
                 middleware.check_routes(self.app.routed_app)
-            replaced, self.app = self.app, middleware
+            replaced, self.app, self._reader = self.app, middleware, reader
             self.limiter.engine.callers.remove(replaced)
             self.limiter.engine.register(middleware)
             replaced.restart()
@@ -137,9 +140,10 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         return len(middleware.rules), apply
 
 
-def _rules_of(middleware: RateLimitMiddleware) -> set[str]:
-    """Return what the rules of a middleware do, each in a text: ``api 20/1m``."""
-    return {
-        f"{bound.rule.label} {'; '.join(str(limit.configured) for limit in bound.named) or bound.rule.action}"
-        for bound in middleware.policy.rules.in_order
-    }
+def _texts_of(written: Mapping[str, Any]) -> set[str]:
+    """Return what a file says, a text for each value: ``default_limits 20/m``, ``rules {'path': '/login', ...}``."""
+    texts = set[str]()
+    for name, value in written.items():
+        values = value if isinstance(value, list) else [value]
+        texts.update(f"{name} {one}" for one in values)
+    return texts
