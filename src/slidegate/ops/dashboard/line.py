@@ -18,8 +18,6 @@ from typing import Final, NamedTuple
 from ... import Networks
 from ...core.addresses import network_of
 from ...core.bans.policy import PRIVATE
-from ...limiter import Publication
-from ..kinds import EVERYONE
 from ..rows import NO_VALUE, share
 from ..statistics import ClientTraffic
 from .texts import count
@@ -159,11 +157,11 @@ def line_of(refusals: Refusals) -> Line:
     return Line(kind, "; ".join(texts), refusals, client, actions)
 
 
-def caution_of(client: ClientTraffic, kinds: Mapping[str, str], proxies: Collection[Networks]) -> str:
+def caution_of(client: ClientTraffic, of_everyone: Collection[str], proxies: Collection[Networks]) -> str:
     """Return why to look at a client before it is banned; empty for an address, alone, that a limit has refused.
 
     Args:
-        kinds: The kind of key that each rule reads, by its label.
+        of_everyone: The labels of the rules that count all clients together.
         proxies: The networks of trusted proxies.
     """
     limits = client.amounts.get(client.rule, "")
@@ -171,7 +169,7 @@ def caution_of(client: ClientTraffic, kinds: Mapping[str, str], proxies: Collect
         return "no limit has refused it most"
     if " from " in limits:
         return "it has spent a quota"
-    if kinds.get(client.rule) == EVERYONE:
+    if client.rule in of_everyone:
         return f"{client.rule} counts all clients together"
     if len(client.others) >= MANY_KEYS:
         return "several users, cookies or API keys came from it"
@@ -186,13 +184,3 @@ def caution_of(client: ClientTraffic, kinds: Mapping[str, str], proxies: Collect
     if PRIVATE.overlaps(version, first, last):
         return "it is an address of your own network, perhaps a proxy's"
     return ""
-
-
-def kinds_of(published: Sequence[Publication]) -> dict[str, str]:
-    """Return the kind of key that each rule reads; of a name that two rules have, nothing is known."""
-    kinds: dict[str, str] = {}
-    for publication in published:
-        for rule in publication.rules:
-            if kinds.setdefault(rule.rule, rule.key) != rule.key:
-                kinds[rule.rule] = ""
-    return kinds

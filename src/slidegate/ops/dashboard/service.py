@@ -23,13 +23,13 @@ from ... import Limiter, StoreError
 from ...core import Ban
 from ...limiter import Action, Override, Publication, keys_refusing
 from ..explain import MOST_CLIENTS, MOST_EVENTS, Facts, facts_in
+from ..kinds import EVERYONE
 from ..rows import key_of, span
 from ..slices import CLIENTS, KEYS, Clients, read_events, read_ranking, read_stats, steps_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..tasks import together
 from .counts import Counts
-from .line import MEANWHILE, ClientRow, Line, Refusals, caution_of, kinds_of, line_of, refusals_of, row_of
-from .texts import count
+from .line import MEANWHILE, ClientRow, Line, Refusals, caution_of, line_of, refusals_of, row_of
 
 WINDOW: Final = "5m"
 WINDOWS: Final = (WINDOW, "1h", "6h", "24h")
@@ -172,9 +172,7 @@ class Service:
                     clients[key] += 1
             await checkpoint()  # after a look-up
         several = [network for network in networks.values() if clients[network.key] > 1]
-        return await self.rows(
-            several, await self.bans(), lambda network: f"at least {count(clients[network.key])} clients"
-        )
+        return await self.rows(several, lambda network: f"at least {clients[network.key]:,} clients")
 
     async def line(self) -> Line:
         """Return the line on top of the page, and the rows that it is computed from."""
@@ -198,18 +196,18 @@ class Service:
 
     async def _read_refusals(self) -> Refusals:
         """Read who was refused in the last five minutes."""
-        counts, ranking, bans, published = await together(
-            self.counts(WINDOW), self.ranking(CLIENTS), self.bans(), self.published()
-        )
-        kinds = kinds_of(published)
+        counts, ranking, published = await together(self.counts(WINDOW), self.ranking(CLIENTS), self.published())
+        rules = [rule for publication in published for rule in publication.rules]
+        of_everyone = {rule.rule for rule in rules if rule.key == EVERYONE}
         proxies = [middleware.policy.address.networks for middleware in self.limiter.middlewares]
-        rows = await self.rows(ranking.refused, bans, partial(caution_of, kinds=kinds, proxies=proxies))
+        rows = await self.rows(ranking.refused, partial(caution_of, of_everyone=of_everyone, proxies=proxies))
         return refusals_of(rows, counts.stats.total.refused)
 
     async def rows(
-        self, clients: Iterable[ClientTraffic], bans: Bans, caution: Callable[[ClientTraffic], str] = lambda _: ""
+        self, clients: Iterable[ClientTraffic], caution: Callable[[ClientTraffic], str] = lambda _: ""
     ) -> list[ClientRow]:
         """Return the rows of some clients, the most refused first, with why to look at each before it is banned."""
+        bans = await self.bans()
         rows = []
         for client in clients:
             rows.append(row_of(client, bans.refusing(self.limiter, client.key) is not None, caution(client)))

@@ -13,7 +13,7 @@ from ..statistics import LoggedEvent, Ranking
 from ..tasks import together
 from .counts import curve_of, marks_of
 from .line import ClientRow
-from .service import WINDOW, Bans, Service
+from .service import WINDOW, Service
 from .texts import grouped
 
 MAX_CLIENTS: Final = 24
@@ -81,24 +81,22 @@ def _shadowed(events: Iterable[LoggedEvent], rule: str) -> list[tuple[str, int]]
 
 async def clients(service: Service, query: Query) -> Variables:
     """Return the clients, other keys and networks of the last five minutes, and the one that the query names."""
-    ranking, keys, bans, networks = await together(
-        service.ranking(CLIENTS), service.ranking(KEYS), service.bans(), service.networks()
-    )
+    ranking, keys, networks = await together(service.ranking(CLIENTS), service.ranking(KEYS), service.networks())
     client = None
     if query.get("key"):
         client = await service.client(query["key"])
     return {
         "client": client,
-        "clients": await _ranked(service, ranking, bans),
-        "others": await _ranked(service, keys, bans),
+        "clients": await _ranked(service, ranking),
+        "others": await _ranked(service, keys),
         "networks": networks,
     }
 
 
-async def _ranked(service: Service, ranking: Ranking, bans: Bans) -> list[ClientRow]:
+async def _ranked(service: Service, ranking: Ranking) -> list[ClientRow]:
     """Return the rows of the most refused and of the busiest, the most refused first."""
     listed = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS]).each()
-    return await service.rows(listed, bans)
+    return await service.rows(listed)
 
 
 async def bans(service: Service, query: Query) -> Variables:
