@@ -101,13 +101,6 @@ class Line(NamedTuple):
     actions: Sequence[str] = ()
 
 
-def row_of(client: ClientTraffic, is_banned: bool, caution: str) -> ClientRow:
-    """Return the row of a client, given what is not in its counts."""
-    rule, by = client.rule, client.refused_by
-    limits = client.amounts.get(rule, "")
-    return ClientRow(client.key, rule, limits, client.refused, client.requests, by, is_banned, caution)
-
-
 def refusals_of(rows: Sequence[ClientRow], refused: int) -> Refusals:
     """Return who was refused.
 

@@ -29,7 +29,7 @@ from ..slices import CLIENTS, KEYS, Clients, read_events, read_ranking, read_sta
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..tasks import together
 from .counts import Counts
-from .line import MEANWHILE, ClientRow, Line, Refusals, caution_of, line_of, refusals_of, row_of
+from .line import MEANWHILE, ClientRow, Line, Refusals, caution_of, line_of, refusals_of
 
 WINDOW: Final = "5m"
 WINDOWS: Final = (WINDOW, "1h", "6h", "24h")
@@ -210,7 +210,11 @@ class Service:
         bans = await self.bans()
         rows = []
         for client in clients:
-            rows.append(row_of(client, bans.refusing(self.limiter, client.key) is not None, caution(client)))
+            rule, by = client.rule, client.refused_by
+            is_banned = bans.refusing(self.limiter, client.key) is not None
+            limits = client.amounts.get(rule, "")
+            row = ClientRow(client.key, rule, limits, client.refused, client.requests, by, is_banned, caution(client))
+            rows.append(row)
             await checkpoint()  # a look-up takes up to half a millisecond
         return sorted(rows, key=lambda row: (-row.refused, -row.requests, row.key))
 
