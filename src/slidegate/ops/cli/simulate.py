@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -57,7 +56,7 @@ def simulate(
     \b
     Example: slidegate simulate access.log --limit "60/minute; 1000/hour"
     """
-    logs = _logs_in(log, regex)
+    logs = AccessLogs(log, regex)
     if [limit or None, rules, app].count(None) != 2:  # without --limit its values are ()
         raise click.UsageError('expected --limit "60/minute", --rules slidegate.toml or --app main:app, one of them')
     if app is not None:
@@ -119,7 +118,7 @@ def suggest(log: tuple[str, ...], regex: str | None, as_json: bool) -> None:
     """
     counting_nothing = RateLimitMiddleware(nothing, rules=[Rule("*", exempt=True)])
     simulation = Simulation(Replay([counting_nothing]))
-    _feed(_logs_in(log, regex), simulation)
+    _feed(AccessLogs(log, regex), simulation)
     value = measure(simulation.clients)
     show(as_json, [value], _suggested_text(value))
 
@@ -141,13 +140,7 @@ def _part(part: int, whole: int) -> str:
     return f"{part:,} ({share(part, whole)})"
 
 
-# -- what both commands read -------------------------------------------------------------------------------------------
-
-
-def _logs_in(names: Sequence[str], regex: str | None) -> AccessLogs:
-    """Return the logs; from here on, middlewares count even if SLIDEGATE_ENABLED switches applications off."""
-    os.environ.pop("SLIDEGATE_ENABLED", None)
-    return AccessLogs(names, regex)
+# -- applications and logs ---------------------------------------------------------------------------------------------
 
 
 def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:

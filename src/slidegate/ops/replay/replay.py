@@ -138,7 +138,7 @@ def _copied(middleware: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> 
     rule = policy.rules.default_rule
     if rule is not None:
         default_limits = rule.limits_function or rule.limits
-    return RateLimitMiddleware(
+    copied = RateLimitMiddleware(
         app,
         rules=[_without_wait(rule) for rule in middleware.rules],
         default_limits=default_limits,
@@ -147,11 +147,12 @@ def _copied(middleware: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> 
         client=policy.address,
         bans=policy.signals.ban_policies.values(),
         headers=None,
-        enabled=True,
         name=policy.names.middleware or None,
         blocklist=middleware.lists["blocklist"],
         allowlist=middleware.lists["allowlist"],
     )
+    copied.is_enabled = True  # the environment switches off applications
+    return copied
 
 
 def _without_wait(rule: Rule) -> Rule:
