@@ -207,6 +207,9 @@ def check(found: Facts, request: Request, answer: Answer) -> None:
     # What is exempt or final does not reach the rows below; limits at endpoints and bans hold all the same.
     for number, row in enumerate(naming):
         passing = any(above.does is Verdict.PASSES or "final" in above.note for above in naming[:number])
+        # Whether other workers have no limit of a route, or have not met it yet, is not known.
+        if found.workers > 1 and row.rule.startswith("per-route "):
+            continue
         if row.does is Verdict.REFUSES and sure and not (passing and row.ban is None and "/limited" not in row.rule):
             assert not passed, f"{row} refuses, but it passed"
     if passed:
