@@ -16,7 +16,7 @@ EVERYONE: Final = "everyone"
 FUNCTION: Final = "function"
 """The kind of the keys that a function of the application's returns, which may be any."""
 _DIGEST: Final = re.compile("(.*)#[0-9a-f]{32}")
-_SHOWN: Final = 31
+SHOWN: Final = 31
 """How much of a kind stands in front of a digest: keys have at most 64 characters."""
 
 
@@ -38,7 +38,6 @@ class Kind(NamedTuple):
     named: Callable[[str], Any] | None = None
 
 
-_OF_FUNCTIONS: Final = Kind()
 _OF_ADDRESSES: Final = Kind(of_people=False, logged=True)
 KINDS: Final = {
     **dict.fromkeys((ADDRESS, "client", EVERYONE, "network", "asn", "country"), _OF_ADDRESSES),
@@ -57,7 +56,7 @@ def named_kind(text: str) -> Kind:
     word = text.partition(":")[0].partition("/")[0]
     if word not in KINDS and network_of(text) is not None:
         return _OF_ADDRESSES
-    return KINDS.get(word, _OF_FUNCTIONS)
+    return KINDS.get(word, Kind())
 
 
 def kind_of(key: str) -> str:
@@ -78,11 +77,6 @@ def is_operator(key: str) -> bool:
     return key.startswith("asn:")
 
 
-def digest_prefix(kind: str) -> str:
-    """Return how a kind stands in front of a digest."""
-    return kind[:_SHOWN]
-
-
 def beginnings_of(kind: str) -> tuple[str, ...]:
     """Return how the keys of a kind begin that is no address; those of functions may begin with anything."""
     if kind == FUNCTION:
@@ -95,7 +89,7 @@ def beginnings_of(kind: str) -> tuple[str, ...]:
     # Of a long name there is a digest, as of all long texts.
     if named_kind(kind).in_text:
         return f"{name}:", "long#"
-    digests = f"{digest_prefix(kind)}#"
+    digests = f"{kind[:SHOWN]}#"
     # Combined keys have `+` between their kinds, but so may the name of a header.
     if "+" in kind:
         return "combined#", digests

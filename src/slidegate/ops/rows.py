@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from .. import ConfigurationError
 from ..core import AnyLimit
-from .kinds import digest_prefix, named_kind
+from .kinds import SHOWN, named_kind
 
 _S: Final = 1_000_000
 _IN_SECONDS: Final = {
@@ -118,7 +118,7 @@ def key_of(key: str, value: str | None = None) -> Any:
         return key
     if digest:
         # Stores have the name of a header field in small letters, and an operator may type others.
-        return f"{digest_prefix(source(name).identity)}#{digest}"
+        return f"{source(name).identity[:SHOWN]}#{digest}"
     if value is None:
         raise ConfigurationError(
             f"{key!a} names no client without its value; pass that as value, or the key as the dashboard shows it, for "

@@ -278,9 +278,9 @@ async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: st
     for number, _, row in await limiter.rows(kind, first, last):
         earliest = min(earliest, number)
         for (rules, of_route), traffic in Series.unpacked(row):
-            if rule is not None and rule not in rules:
+            if rule and rule not in rules:
                 continue
-            if route is not None and route != of_route:
+            if route and route != of_route:
                 continue
             stats.add(number - first, rules, of_route, traffic)
         await pause()

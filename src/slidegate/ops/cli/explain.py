@@ -25,7 +25,7 @@ _REFUSALS: Final = ("time", "rule", "limit", "reason", "route", "client")
 
 
 @program.command()
-@asking(code_of=lambda rows: rows[0]["code"])
+@asking(has_code=True)
 @click.argument("key")
 @with_value
 async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
@@ -57,9 +57,7 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
 
 
 def _lines(facts: Facts) -> Iterator[str]:
-    refusals = []
-    for event in facts.refusals or ():
-        refusals.append({**event.details, "time": time_of(event.time_us / _S)})
+    refusals = [{**event.details, "time": time_of(event.time_us / _S)} for event in facts.refusals or ()]
     if refusals:
         yield from (*table(_REFUSALS, refusals), "")
     if facts.rows:

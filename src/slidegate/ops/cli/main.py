@@ -188,7 +188,7 @@ with_value = click.option(
 
 
 def asking(
-    *, writes: bool = False, code_of: Callable[[Sequence[Mapping[str, Any]]], int] | None = None
+    *, writes: bool = False, has_code: bool = False
 ) -> Callable[[Callable[..., Awaitable[Answer]]], Callable[..., None]]:
     """Make the function of a command that asks a store, with the options ``--store`` and ``--json``.
 
@@ -196,7 +196,7 @@ def asking(
 
     Args:
         writes: Whether the function writes; otherwise the store is opened read-only.
-        code_of: Returns the exit code for the rows of the result; None for 0. A store that does not answer is 3 then.
+        has_code: Whether its only row has the exit code; a store that does not answer is 3 then.
     """
 
     def decorated(work: Callable[..., Awaitable[Answer]]) -> Callable[..., None]:
@@ -214,12 +214,12 @@ def asking(
             try:
                 rows, lines = ask(store, lambda limiter: work(limiter, **arguments), writes=writes)
             except StoreError as error:
-                if code_of is None:
+                if not has_code:
                     raise
                 raise NoAnswer(one_line(error)) from error
             show(as_json, rows, lines)
-            if code_of is not None:
-                click.get_current_context().exit(code_of(rows))
+            if has_code:
+                click.get_current_context().exit(rows[0]["code"])
 
         return command
 

@@ -5,10 +5,10 @@ Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_us` micr
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from inspect import signature
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 
@@ -20,6 +20,8 @@ from ..rows import as_json, key_of, named
 from ..statistics import Traffic
 from ..traffic import COUNTS
 from .service import WINDOW, Service
+
+METHODS: Final = ("GET", "POST", "PUT", "DELETE")
 
 
 def problem_of(error: Exception) -> HTTPException:
@@ -35,29 +37,21 @@ def problem_of(error: Exception) -> HTTPException:
 
 
 class Api:
-    """The operations of the JSON API; the fields of a request are the keyword arguments of its operation.
+    """The operations of the JSON API, each by its method and name: `get_bans`, `delete_bans`.
+
+    The fields of a request are the keyword arguments of its operation.
 
     Args:
         service: Reads the limiter.
-
-    Attributes:
-        operations: name -> method -> operation.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._limiter = service.limiter
-        self.operations: dict[str, dict[str, Callable[..., Awaitable[dict[str, Any]]]]] = {
-            "statistics": {"GET": self.read_statistics},
-            "summary": {"GET": self.read_summary},
-            "client": {"GET": self.read_client},
-            "networks": {"GET": self.read_networks},
-            "bans": {"GET": self.read_bans, "POST": self.ban, "DELETE": self.unban},
-            "limits": {"GET": self.read_limits, "PUT": self.change, "DELETE": self.restore},
-            "windows": {"DELETE": self.reset},
-            "history": {"GET": self.read_history},
-            "rules": {"GET": self.read_rules},
-        }
+
+    def methods_of(self, name: str) -> list[str]:
+        """Return the methods of the operations of a name; none if there is no such operation."""
+        return [method for method in METHODS if hasattr(self, f"{method.lower()}_{name}")]
 
     async def call(self, method: str, name: str, fields: Mapping[str, Any], by: str) -> dict[str, Any]:
         """Carry out an operation.
@@ -71,7 +65,7 @@ class Api:
         Raises:
             ConfigurationError: A field is unknown, missing or invalid. Values that may be secret are not shown.
         """
-        operation = self.operations[name][method]
+        operation = getattr(self, f"{method.lower()}_{name}")
         keywords = {**fields}
         if "by" in signature(operation).parameters:
             keywords["by"] = by
@@ -83,14 +77,15 @@ class Api:
             if not isinstance(value, str):
                 raise ConfigurationError("expected text", field)
         try:
-            return await operation(**keywords)
+            answer: dict[str, Any] = await operation(**keywords)
+            return answer
         finally:
             if method != "GET":
                 self._service.forget()
 
     # -- read ----------------------------------------------------------------------------------------------------------
 
-    async def read_statistics(self, window: str = WINDOW) -> dict[str, Any]:
+    async def get_statistics(self, window: str = WINDOW) -> dict[str, Any]:
         """Return the counts of all workers in a window: in total, by rule, by route and by step."""
         counts = await self._service.counts(window)
         stats = counts.stats
@@ -103,45 +98,45 @@ class Api:
             "steps": [_row_of_traffic(step) for step in stats.steps],
         }
 
-    async def read_summary(self) -> dict[str, Any]:
+    async def get_summary(self) -> dict[str, Any]:
         """Return the line on top of the page, what can be done about it, and the rows that it is computed from."""
         return {**as_json(await self._service.line())}
 
-    async def read_client(self, key: str) -> dict[str, Any]:
+    async def get_client(self, key: str) -> dict[str, Any]:
         """Return what `slidegate explain` shows of a client, and the ban that refuses it."""
         client = await self._service.client(key)
         return {**answer_of(client.facts), "key": client.key, "ban": as_json(client.ban)}
 
-    async def read_networks(self) -> dict[str, Any]:
+    async def get_networks(self) -> dict[str, Any]:
         """Return the networks and operators of several clients, the most refused first; numbers are "at least"."""
         return {"networks": as_json(await self._service.networks())}
 
-    async def read_bans(self) -> dict[str, Any]:
+    async def get_bans(self) -> dict[str, Any]:
         """Return the newest 1,000 bans, and how many there are."""
         bans = await self._service.bans()
         return {"bans": as_json(bans.newest), "total": len(bans.all)}
 
-    async def read_limits(self) -> dict[str, Any]:
+    async def get_limits(self) -> dict[str, Any]:
         """Return the limits of this process, and the changes in force; that of ``*`` switches all workers off."""
         return {"limits": limit_rows(self._limiter.limits()), "changes": as_json(await self._service.overrides())}
 
-    async def read_history(self) -> dict[str, Any]:
+    async def get_history(self) -> dict[str, Any]:
         """Return the latest 200 bans and changes by hand and by commands, the last one first."""
         return {"history": as_json(await self._service.history())}
 
-    async def read_rules(self) -> dict[str, Any]:
+    async def get_rules(self) -> dict[str, Any]:
         """Return the rules that workers have published, and what other workers enforce in place of them."""
         return {"rules": as_json(rule_rows(await self._service.published()))}
 
     # -- change --------------------------------------------------------------------------------------------------------
 
-    async def ban(
+    async def post_bans(
         self, key: str, duration: str, *, value: str | None = None, reason: str = "", by: str
     ) -> dict[str, Any]:
         """Ban an address, a network or a key, or replace its ban; `holds` says where."""
         return await ban_by_hand(self._limiter, key, key_of(key, value), duration, reason=reason, by=by)
 
-    async def unban(self, key: str, *, by: str) -> dict[str, Any]:
+    async def delete_bans(self, key: str, *, by: str) -> dict[str, Any]:
         """Lift the ban of a key, and delete its strikes.
 
         Raises:
@@ -152,11 +147,11 @@ class Api:
             raise HTTPException(404, f"{key!a} has no ban and no strikes.")
         return {"key": self._limiter.key_for(target)}
 
-    async def reset(self, key: str, rule: str | None = None) -> dict[str, Any]:
+    async def delete_windows(self, key: str, rule: str | None = None) -> dict[str, Any]:
         """Forget what a key has spent, under one rule or under all; `reset` says whether it had spent anything."""
         return {"key": key, "reset": await self._limiter.reset(key_of(key), rule=rule)}
 
-    async def change(self, name: str, limit: str, duration: str, *, reason: str = "", by: str) -> dict[str, Any]:
+    async def put_limits(self, name: str, limit: str, duration: str, *, reason: str = "", by: str) -> dict[str, Any]:
         """Change the amount of a limit for a while; `limit` is its text, or the amount alone.
 
         The name ``*`` with the limit ``off`` switches all workers off.
@@ -167,7 +162,7 @@ class Api:
             limit = changeable[name].with_amount(amount)
         return {**as_json(await self._limiter.override(name, limit, duration, reason=reason, by=by))}
 
-    async def restore(self, name: str, *, by: str) -> dict[str, Any]:
+    async def delete_limits(self, name: str, *, by: str) -> dict[str, Any]:
         """Give a limit its configured amount again.
 
         Raises:

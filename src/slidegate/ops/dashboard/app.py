@@ -169,8 +169,8 @@ class Dashboard:
 
     async def _respond_to_api(self, request: Request, name: str, user: str) -> Response:
         """Return the response of an operation of the API."""
-        allowed = self._api.operations.get(name)
-        if allowed is None:
+        allowed = self._api.methods_of(name)
+        if not allowed:
             raise HTTPException(404, f"There is no api/{escaped(name, 80)}")
         method = request.method
         if method not in allowed:

@@ -147,7 +147,7 @@ class Service:
     async def _read_counts(self, window: str, rule: str, route: str, up_to_us: int) -> Counts:
         """Read counts up to a time that counts of clients share; for 0, up to now."""
         now_us = up_to_us or await self.publish()
-        stats = await read_stats(self.limiter, steps_of(window, now_us), rule or None, route or None, now_us)
+        stats = await read_stats(self.limiter, steps_of(window, now_us), rule, route, now_us)
         at = time()
         return Counts(window, stats, at - (now_us - stats.start_us) / 1_000_000, at)
 

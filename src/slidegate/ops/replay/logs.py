@@ -25,7 +25,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -155,14 +155,15 @@ def line_parser(regex: str | None = None) -> Callable[[str], Parsed]:
         expected = "(?P<time>...), (?P<client>...) and (?P<request>...) or (?P<path>...)"
         raise ConfigurationError(f"expected groups {expected}, not {quoted(regex)}", "regex")
     # Each part of a record is in the group of its name.
-    return partial(_parse_by, pattern=pattern, fields=dict(zip(groups, groups, strict=True)) | {"headers": "header_"})
+    fields = dict(zip(groups, groups, strict=True)) | {"headers": "header_"}
 
+    def parse(text: str) -> Parsed:
+        match = pattern.search(text)
+        if match is None:
+            return NO_REQUEST
+        return _record_of_fields(match.groupdict(), fields)
 
-def _parse_by(text: str, pattern: re.Pattern[str], fields: Mapping[str, str]) -> Parsed:
-    match = pattern.search(text)
-    if match is None:
-        return NO_REQUEST
-    return _record_of_fields(match.groupdict(), fields)
+    return parse
 
 
 def _parse_json(text: str) -> Parsed:
