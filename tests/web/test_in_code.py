@@ -25,7 +25,7 @@ from slidegate.web.routes import layers
 
 from ..asgi import attempt, call, hello, statuses
 from ..remote_stores import RemoteStore, hit_all
-from ..virtual_time import VirtualTime, turns
+from ..virtual_time import VirtualTime
 from .middlewares import fails, page
 from .stage import Stage
 
@@ -59,10 +59,14 @@ async def test_a_store_that_connects_does_so_as_the_application_starts() -> None
         async def connect(self) -> None:
             connected.append(self)
 
+    async def starts(scope: Scope, receive: Receive, send: Send) -> None:
+        assert connected == []
+        await send({"type": "lifespan.startup.complete"})
+        assert connected == [limiter.store]
+
     limiter = Limiter(Connecting())
-    await attempt(RateLimitMiddleware(hello, limits="5/minute", limiter=limiter), type="lifespan")
-    await turns()
-    assert connected == [limiter.store]
+    _, error = await attempt(RateLimitMiddleware(starts, limits="5/minute", limiter=limiter), type="lifespan")
+    assert error is None
 
 
 def mounted_in(limiter: Limiter, **options: Any) -> RateLimitMiddleware:

@@ -44,6 +44,8 @@ from .sync_runner import SyncRunner
 from .workers import Workers
 
 T = TypeVar("T")
+BEGIN_S: Final = 1.0
+"""How long an application that starts waits for its store at most, in seconds."""
 
 
 class Engine:
@@ -247,10 +249,12 @@ class Engine:
                 finally:
                     self.sync_runner.end()
 
-    def begin(self) -> None:
-        """Connect a store with a server in the background, because the application starts."""
+    async def begin(self) -> None:
+        """Connect a store with a server, because the application starts; after `BEGIN_S`, in the background."""
         if self.failover is not None and not self.closed:
-            in_background(self.store.connect())
+            connecting = in_background(self.store.connect())
+            if connecting is not None:
+                await asyncio.wait([connecting], timeout=BEGIN_S)
 
     async def end(self) -> None:
         """Let requests, observers and rows finish, because the application ends or the limiter is being closed."""

@@ -326,9 +326,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.error is not None:
             await fail_startup(self.error, scope, receive, send)  # raises
         if scope["type"] == "lifespan":
-            if self.is_enabled:
-                self.limiter.engine.begin()
-            send = _ending(self.limiter, send)
+            send = _accompanied(self, send)
         if scope["type"] not in _REQUESTS:
             await self.app(scope, receive, send)
             return
@@ -362,15 +360,18 @@ def setting_that_switches_off(enabled: object) -> str:
     return ""
 
 
-def _ending(limiter: Limiter, send: Send) -> Send:
-    """Return a lifespan `send` that stops the limiter's background work before it reports the shutdown.
+def _accompanied(middleware: RateLimitMiddleware, send: Send) -> Send:
+    """Return a lifespan `send` before whose reports the limiter's store is connected, and its background work ends.
 
-    Many applications never close their limiter.
+    The first request need not wait for a connection; and many applications never close their limiter.
     """
+    engine = middleware.limiter.engine
 
-    async def end_first(message: Message) -> None:
+    async def send_after(message: Message) -> None:
+        if message["type"] == "lifespan.startup.complete" and middleware.is_enabled:
+            await engine.begin()
         if message["type"].startswith("lifespan.shutdown."):
-            await limiter.engine.end()
+            await engine.end()
         await send(message)
 
-    return end_first
+    return send_after
