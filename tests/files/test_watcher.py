@@ -463,7 +463,7 @@ async def test_a_reload_says_what_has_come_and_gone(tmp_path: Path) -> None:
         "-blocklist 192.0.2.0/24, +default_limits 8/m, -default_limits 9/m",
         "+rules {'path': '/', 'limits': '3/m; 9/h', 'name': 'all'}",
         "-rules {'path': '/', 'limits': '9/m', 'name': 'all'}",
-        "+rules {'path': '/n', 'limits': '1/d'}",
+        "+rules {'path': '/n', 'limits': '1/d'}, -rules {'path': '/old', 'block': True}",
     ]
     for lines, more in ((new, expected), (old, [])):
         files.write("a.toml", "\n".join(lines))

@@ -23,10 +23,8 @@ from ..web.policy import Finding, Policy
 from ..web.start import FailsAtStartup, fail_startup, stack_of
 from .config import ConfigReader
 
-_MOST_CHANGES: Final = 8
-"""How many values that came or went an event names."""
-_MOST_TEXT: Final = 80
-"""How long each is in it."""
+_MOST_TEXT: Final = 600
+"""How much of what came and went an event says."""
 
 
 class ReloadingMiddleware(FailsAtStartup, FollowedFile):
@@ -123,10 +121,9 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
                 raise reader.located(ConfigurationError(text, name))
         middleware = self._build(reader, options)
         before, after = _texts_of(self._reader.written), _texts_of(reader.written)
-        changes = [f"{'+' if text in after else '-'}{text[:_MOST_TEXT]}" for text in sorted(before ^ after)]
+        changes = [f"{'+' if text in after else '-'}{text}" for text in sorted(before ^ after)]
         saved = datetime.fromtimestamp(self.file.stat().st_mtime, UTC)
-        known = f"saved {saved:%Y-%m-%dT%H:%M:%SZ}", f"changes: {len(changes)}"
-        self.changes = ", ".join([*known, *changes[:_MOST_CHANGES]])
+        self.changes = f"saved {saved:%Y-%m-%dT%H:%M:%SZ}, changes: {len(changes)}, {', '.join(changes)}"[:_MOST_TEXT]
 
         def apply() -> None:
             if self.app.routed_app is not None:  # here, in the thread of the file: with many routes it takes long
