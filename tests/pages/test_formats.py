@@ -1,8 +1,11 @@
-"""The regular expressions and the filters of jq that pages show read what their publishers write.
+"""The expressions and filters of other programs that pages show read what their publishers, or the page's code, write.
 
 `formats.txt` has the lines and the JSON of the publishers' own pages, with addresses of documentation.
 """
 
+import ast
+import asyncio
+import logging
 import re
 import shutil
 import subprocess
@@ -10,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from slidegate import Networks
+from slidegate import Limiter, Networks
 from slidegate.ops.replay.logs import AccessLogs
 
 from ..test_docs import ROOT
+from .blocks import blocks
 
 WRITTEN = dict(
     re.findall(r"^== (.+)\n((?:(?!== ).*\n)+)", Path(__file__).with_name("formats.txt").read_text(), re.MULTILINE)
 )
-COMMAND, BANS = ((ROOT / "docs/guides" / page).read_text() for page in ("command.md", "bans.md"))
+COMMAND, BANS = ((ROOT / "docs/guides" / page).read_text("utf-8") for page in ("command.md", "bans.md"))
 EXPRESSIONS = re.findall(r"^\| (.+) \| `(.*\(\?P<.*)` \|$", COMMAND, re.MULTILINE)
 FILTERS = re.findall(r"^(jq -r '.+') \S+ > (\w+)\.txt", BANS, re.MULTILINE)
 
@@ -46,3 +50,35 @@ def test_a_list_is_read_after_its_filter(filter_: str, name: str, tmp_path: Path
     assert len(networks) == 2
     assert "192.0.2.9" in networks
     assert "2001:db8::9" in networks
+
+
+SUBNET = r"(?P<ip>\d+\.\d+\.\d+\.\d+(?:/\d+)?|[0-9a-f]*:[0-9a-f:]*(?:/\d+)?)"
+"""What fail2ban's <SUBNET> stands for, where it is not installed."""
+DATE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
+
+
+def written_by(code: str) -> list[str]:
+    """Run the code of the page, and return the lines of its file."""
+    compiled = compile(code, "bans.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    try:
+        asyncio.run(eval(compiled, {"limiter": Limiter()}))
+        return Path("banned.log").read_text("utf-8").splitlines()
+    finally:
+        for handler in [*logging.getLogger("banned").handlers]:
+            logging.getLogger("banned").removeHandler(handler)
+            handler.close()
+
+
+def test_the_filter_finds_the_banned_addresses_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = BANS.partition("\n## Bans in a firewall\n")[2].partition("\n## ")[0]
+    code, rules = blocks(section)
+    lines, banned = written_by(code.code), ["203.0.113.9", "2001:db8::/64"]
+    assert len(lines) == len(banned) + 1
+    (failregex,) = re.findall("^failregex = (.+)$", rules.code, re.MULTILINE)
+    pattern = re.compile(failregex.replace("<SUBNET>", SUBNET))
+    assert [found["ip"] for found in map(pattern.search, (DATE.sub("", line) for line in lines)) if found] == banned
+    if program := shutil.which("fail2ban-regex"):
+        (tmp_path / "slidegate.conf").write_text(rules.code, "utf-8")
+        command = [program, "-o", "ip", str(tmp_path / "banned.log"), str(tmp_path / "slidegate.conf")]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == banned
