@@ -457,20 +457,6 @@ async def test_what_a_client_sends_is_banned_by_its_digest_and_refused_if_it_is_
     assert await listed(limiter.bans()) == []
 
 
-@pytest.mark.parametrize(("is_banned", "status"), [(False, 429), (True, 403)])
-async def test_a_refusal_of_a_call_has_a_status_for_a_handler_that_answers_with_it(
-    is_banned: bool, status: int
-) -> None:
-    limiter = Limiter()
-    await limiter.hit("smtp", "1/hour", rule="mail")
-    if is_banned:
-        await limiter.ban("smtp", "1h")
-    with pytest.raises(RateLimitExceeded) as refused:
-        async with limiter.limited("1/hour", key="smtp", rule="mail"):
-            pytest.fail("it is refused")
-    assert refused.value.decision.status == status
-
-
 # -- what a limiter answers, call by call: calls.txt says it as a program of a user sees it ----------------------------
 
 
@@ -508,7 +494,8 @@ WORDS = vars(slidegate.core) | vars(slidegate.testing) | vars(slidegate) | {one.
 def said_by(error: Exception) -> str:
     """Return what an error says; behind a text that it shortens stands what Python says, each version otherwise."""
     assert len(str(error)) < 300
-    return re.sub("\u2026: .*", "\u2026", f"{type(error).__name__}: {error}")
+    status = f" ({error.decision.status})" if isinstance(error, RateLimitExceeded) else ""
+    return re.sub("\u2026: .*", "\u2026", f"{type(error).__name__}: {error}{status}")
 
 
 class Program:

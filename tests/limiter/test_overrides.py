@@ -1,7 +1,11 @@
-"""Changed limits without a middleware: what is refused, what a store keeps, and what applies while it is away."""
+"""Changed limits without a middleware: what is refused, what a store keeps, and what applies while it is away.
+
+And what operators have done: the latest 200 actions, read by name, and never in the way of an action.
+"""
 
 import asyncio
 import json
+import logging
 import math
 import re
 import threading
@@ -24,8 +28,9 @@ from slidegate.core.errors import closest
 from slidegate.limiter import Override, refresh, workers
 from slidegate.limiter.named_limits import NamedLimit, parse_one
 from slidegate.limiter.overrides import LIMITS as CHANGED_LIMITS
+from slidegate.limiter.rows import HISTORY, MOST
 from slidegate.limiter.workers import WORKERS, Publication, PublishedRule, rules_of
-from slidegate.testing import RecordingObserver
+from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, call, hello
 from ..contract.programs import SECOND_US
@@ -618,3 +623,46 @@ def test_a_thread_with_an_older_read_takes_nothing_back(monkeypatch: pytest.Monk
     asyncio.run(worker.limiter.engine.refresher.refresh())
     threads[0].join()
     assert ([*worker.changes.in_force], api.amount) == (["api"], 30)
+
+
+# -- what operators have done ------------------------------------------------------------------------------------------
+
+
+async def test_the_latest_200_of_all_workers_are_kept() -> None:
+    rows = SharedRows(FakeClock())
+    limiters = [limiter_on(rows) for _ in range(3)]
+    for number in range(300):
+        rows.clock.advance("1s")
+        await limiters[number % 3].ban(f"user:{number}", "1h")
+    ends_us = [ends_us for name, (_, ends_us) in rows.rows.items() if name[0] == HISTORY]
+    kept = sum(one > rows.clock() for one in ends_us)
+    assert MOST <= kept < MOST + 20 * len(limiters)
+    assert [one.target for one in await limiters[0].history()] == [f"user:{number}" for number in range(299, 99, -1)]
+
+
+async def test_what_a_later_version_writes_is_read_by_name_or_left_out() -> None:
+    rows = SharedRows(FakeClock())
+    limiter = limiter_on(rows)
+    await limiter.ban("user:ann", "1h")
+    ((value, _),) = [row for name, row in rows.rows.items() if name[0] == HISTORY]
+    said = json.loads(value)
+    odd: list[Any] = [{**said, "more": [1], "target": "user:bob"}, {**said, "by": 7}, {**said, "at_us": "x"}, {}, [], 7]
+    odd += [{**said, name: moment} for name in ("at_us", "until_us") for moment in (2**70, -1, 1e300, True, "1")]
+    for number, one in enumerate(odd):
+        await rows.write(bytes([255, number]), SharedRow(HISTORY, 0, json.dumps(one).encode(), 10**9))
+    await rows.write(b"\xff\xff", SharedRow(HISTORY, 0, b"\xff", 10**9))
+    read = await limiter.history()
+    assert [one.target for one in read] == ["user:bob", "user:ann"]
+    assert all(one.until and one.until > one.at for one in read)
+
+
+async def test_a_ban_stands_if_the_history_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(SharedRows):
+        async def write(self, *given: Any) -> None:
+            raise StoreUnavailable("no room")
+
+    limiter = limiter_on(Full(FakeClock()))
+    with caplog.at_level(logging.WARNING, logger="slidegate"):
+        await limiter.ban("user:ann", "1h", by="bob")
+    assert await limiter.banned("user:ann")
+    assert "the history lacks an action (ban user:ann by bob): no room" in caplog.text
