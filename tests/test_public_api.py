@@ -1,9 +1,10 @@
-"""What the package offers: the names, and what importing it costs."""
+"""What the package offers: the names, what importing it costs, and what works where those of POSIX are missing."""
 
 import ast
 import importlib
 import inspect
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -18,6 +19,9 @@ import slidegate.events
 import slidegate.stores
 import slidegate.testing
 import slidegate.windows
+
+from .redis_servers import AT_REDIS, REDIS
+from .workers import TESTED
 
 PACKAGE = Path(slidegate.__file__).parent
 EXPORTING = [slidegate, slidegate.core, slidegate.events, slidegate.stores, slidegate.windows]
@@ -42,8 +46,8 @@ def test_a_type_checker_reads_code_that_uses_each_name() -> None:
     code = ast.parse(Path(__file__).parent.joinpath("typing", "api.py").read_text("utf-8"))
     imports = [node for node in code.body if isinstance(node, ast.ImportFrom) and node.module == "slidegate"]
     imported = {name.name for node in imports for name in node.names}
-    used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
-    assert imported & used == set(slidegate.__all__)
+    used = {ast.unparse(node) for node in ast.walk(code) if isinstance(node, (ast.Name, ast.Attribute))}
+    assert {one for one in slidegate.__all__ if f"slidegate.{one}" not in used} == imported & used
 
 
 def test_every_exception_has_one_root() -> None:
@@ -116,3 +120,67 @@ def test_one_sentence_says_what_to_install_or_why_what_is_installed_cannot_be_im
     missing, other = said
     assert missing == f'{who} needs the package {package}: pip install "slidegate[{extra}]"'
     assert other.endswith(": no library")
+
+
+# -- without names and modules of POSIX, as on Windows: they are hidden from a new process -----------------------------
+
+
+# Other libraries are imported first: each has its own ways on Windows, which are not tried here.
+ON_WINDOWS = """
+import asyncio, multiprocessing, os, signal, sys, time
+import click._termui_impl, fastapi, httpx, pydantic, redis.asyncio, starlette.testclient, uvicorn
+
+for module in ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"):
+    sys.modules[module] = None
+for owner, names in {
+    asyncio: "open_unix_connection start_unix_server",
+    os: "fork forkpty register_at_fork getuid geteuid getgid getegid sched_getaffinity uname posix_fallocate fchmod "
+    "chown fchown mkfifo O_CLOEXEC O_NOFOLLOW O_NONBLOCK O_NOCTTY",
+    signal: "pthread_sigmask SIGHUP SIGUSR1 SIGUSR2 SIGALRM SIGKILL setitimer alarm",
+    time: "clock_gettime clock_gettime_ns CLOCK_BOOTTIME CLOCK_MONOTONIC",
+}.items():
+    for name in names.split():
+        delattr(owner, name)
+
+from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule
+from slidegate.dashboard import Dashboard
+from slidegate.ops.cli import run as command
+
+limiter = Limiter.from_url(sys.argv[1], deadline="30s")
+app = fastapi.FastAPI()
+app.add_middleware(
+    RateLimitMiddleware, limiter=limiter, rules=[Rule("/a", "2/hour")], bans=BanPolicy(signals={"/.env": "ban"})
+)
+app.mount("/middleware", Dashboard(limiter, token="a-token-of-this-test-alone"))
+app.get("/a")(lambda: None)
+app.get("/b", dependencies=[fastapi.Depends(RateLimit("1/hour"))])(lambda: None)
+with starlette.testclient.TestClient(app, "http://localhost", client=("203.0.113.9", 1)) as client:
+    paths = ("/a", "/a", "/a", "/b", "/b", "/middleware/", "/.env", "/b")
+    print(*(client.get(path, auth=("me", "a-token-of-this-test-alone")).status_code for path in paths))
+print(*(limiter.sync.hit("user:1", "1/hour").allowed for _ in range(2)))
+limiter.sync.close()
+print(*(command(words.split()) for words in sys.argv[2:]), file=sys.stderr)
+"""
+LOG = "examples/demo/sample.log"
+
+
+@pytest.mark.parametrize("kind", [AT_REDIS if REDIS else "memory"])
+def test_middleware_dashboard_and_command_line_work_and_lmdb_says_what_it_needs(url: str) -> None:
+    commands = (
+        f"bans list --store {url}",
+        "check examples/slidegate.toml",
+        f"simulate {LOG} --limit 60/minute",
+        f"suggest {LOG}",
+        "bans list --store lmdb:///var/lib/app",
+    )
+    ours = {**os.environ, "PYTHONPATH": str(TESTED)}
+    command = [sys.executable, "-c", ON_WINDOWS, url, *commands]
+    ended = subprocess.run(
+        command, cwd=Path(__file__).parents[1], env=ours, capture_output=True, text=True, timeout=120
+    )
+    out, errors = ended.stdout.splitlines(), ended.stderr.splitlines()
+    assert out[:2] == ["200 200 429 200 429 200 403 403", "True False"], ended.stderr
+    assert errors[-1] == f"{'2' if url == 'memory://' else '0'} 0 0 0 2", errors
+    assert errors[-2].startswith("Error: store address: LmdbStore needs POSIX")
+    assert url == "memory://" or any("203.0.113.9" in line for line in out)
+    assert len(out) > 4

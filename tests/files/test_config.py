@@ -20,18 +20,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limiter,
-    MessageLimits,
-    Networks,
-    Quota,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-    everyone,
-)
+import slidegate
+from slidegate import BanPolicy, ConfigurationError, Limiter, Networks, Quota, RateLimitMiddleware, Rule, everyone
 from slidegate.files.config import MAKERS, OF_FUNCTIONS, OF_LIMITER, OPTIONS
 from slidegate.ops.cli import run
 
@@ -168,9 +158,9 @@ async def test_the_networks_of_proxies_are_read_from_beside_the_file(
 DESCRIBED: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
     "Rules": (Rule, OF_FUNCTIONS),
     "Bans": (BanPolicy, ("name",)),
-    "Client": (client_ip, ()),
+    "Client": (slidegate.client_ip, ()),
     "Quotas": (Quota, ()),
-    "Messages": (MessageLimits, ()),
+    "Messages": (slidegate.MessageLimits, ()),
     "Lists": (Networks.from_file, ()),
 }
 """What a table is the arguments of, and which of these it has not."""

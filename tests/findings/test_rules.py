@@ -4,7 +4,9 @@ tests/web/scenarios/findings.txt has examples of each message.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -20,21 +22,12 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route
+from starlette.testclient import TestClient
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    Networks,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-    combine,
-    everyone,
-    header,
-    user,
-)
+import slidegate
+from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule, combine, everyone, header, user
 from slidegate.findings.application import about_order
+from slidegate.limiter import short_lived
 
 from ..asgi import call, hello, page, scope_of
 from ..drawing import examples
@@ -330,13 +323,13 @@ REFUSING: dict[str, dict[str, Any]] = {
     "limits": {"limits": PLENTY},
     "a block": {"rules": [Rule("/a", block=True)]},
     "default limits": {"default_limits": PLENTY},
-    "a blocklist": {"blocklist": Networks(["192.0.2.0/24"])},
+    "a blocklist": {"blocklist": slidegate.Networks(["192.0.2.0/24"])},
     "bans": {"bans": BanPolicy("9/hour")},
 }
 NOT_REFUSING: dict[str, dict[str, Any]] = {
     "nothing": {},
     "shadows": {"rules": [Rule("*", PLENTY, shadow=True)], "bans": BanPolicy("9/hour", shadow=True)},
-    "an allowlist": {"allowlist": Networks(["192.0.2.0/24"])},
+    "an allowlist": {"allowlist": slidegate.Networks(["192.0.2.0/24"])},
     "answers of its own": {"limits": PLENTY, "on_refused": lambda request, decision: PlainTextResponse("no", 429)},
 }
 
@@ -369,7 +362,7 @@ def many(field: str, count: int = 100, different: int = 100) -> Iterator[dict[st
 
 
 def app_behind(**options: Any) -> RateLimitMiddleware:
-    return RateLimitMiddleware(hello, **{"limits": PLENTY, "client": client_ip(["10.0.0.0/8"]), **options})
+    return RateLimitMiddleware(hello, **{"limits": PLENTY, "client": slidegate.client_ip(["10.0.0.0/8"]), **options})
 
 
 async def sent(app: Any, *visits: tuple[str, dict[str, str]]) -> list[str]:
@@ -458,7 +451,7 @@ async def sign_in(request: Request) -> None:
     request.state.user = request.headers.get("x-user")
 
 
-KEYS = {"user": user, "a part": combine(user, header("X-Tenant")), "address": client_ip()}
+KEYS = {"user": user, "a part": combine(user, header("X-Tenant")), "address": slidegate.client_ip()}
 
 
 @pytest.mark.parametrize("signs_in", [True, False])
@@ -506,3 +499,67 @@ async def test_the_third_middleware_of_the_same_options_that_counts_apart_is_fou
     assert ["SG131" in codes(one) for one in built] == [False, False, "r=8" in fields, False]
     again = [RateLimitMiddleware(hello, rules=list(rules), limiter=limiter, **more) for _ in range(3)]
     assert "SG131" not in codes(again[2])
+
+
+# -- a limiter in memory that each request makes for itself is found, and one that stays is not ------------------------
+
+
+@pytest.fixture
+def new_process() -> None:
+    short_lived._report.cache_clear()
+    short_lived._latest.clear()
+
+
+async def a_block() -> None:
+    async with Limiter().limited("1/hour", key="ann"):
+        pass
+
+
+@cache
+def of_tenant(name: str) -> Limiter:
+    return Limiter()
+
+
+AROUND = [Middleware(RateLimitMiddleware, limits="1/hour")]
+FOUND: list[Callable[[str], Awaitable[object]]] = [
+    lambda path: Limiter().hit("ann", "1/hour"),
+    lambda path: Limiter.from_url("memory://").hit("ann", "1/hour"),
+    lambda path: a_block(),
+]
+NOT_FOUND: list[Callable[[str], Awaitable[object]]] = [
+    lambda path: of_tenant(path).hit("ann", "1/hour"),
+    lambda path: call(RateLimitMiddleware(hello, limits="1/hour")),
+    lambda path: call(Starlette(routes=[Mount("/", Starlette(routes=[Route("/", page)], middleware=AROUND))])),
+    lambda path: call(hello),
+]
+
+
+@pytest.mark.parametrize("use", [*FOUND, *NOT_FOUND])
+@pytest.mark.usefixtures("new_process")
+async def test_a_limiter_that_each_request_makes_is_found_once(
+    use: Callable[[str], Awaitable[object]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that stays, or is that of a middleware, is not."""
+
+    async def endpoint(request: Request) -> PlainTextResponse:
+        await use(request.url.path)
+        return PlainTextResponse("page")
+
+    app = Starlette(routes=[Route("/{tenant}", endpoint)])
+    for number in range(9):
+        await call(app, f"/{number}")
+        assert caplog.text.count("SG142") == (use in FOUND and number > 2)
+
+
+@pytest.mark.usefixtures("new_process")
+async def test_those_of_tests_and_of_lifespans_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        await Limiter().hit("ann", "1/hour")
+        yield
+
+    for _ in range(9):
+        await Limiter().hit("ann", "1/hour")
+        with TestClient(Starlette(lifespan=lifespan)):
+            pass
+    assert "SG142" not in caplog.text

@@ -18,20 +18,9 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.routing import Mount
 
+import slidegate
 from examples.demo.app import make_app
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    Networks,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-    everyone,
-    header,
-    rate_limit_exceeded,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule, header
 from slidegate.core import ConfigurationError
 from slidegate.openapi import document_limits
 from slidegate.testing import FakeClock
@@ -65,7 +54,7 @@ def site(**options: Any) -> FastAPI:
         return "ok"
 
     @router.get("/decorated")
-    @RateLimit("7/10s", key=everyone)
+    @RateLimit("7/10s", key=slidegate.everyone)
     @RateLimit("70/hour", unit="tokens")
     async def decorated() -> str:
         return "ok"
@@ -259,7 +248,7 @@ def test_limits_alone_are_published_unless_names_and_keys_are_asked_for() -> Non
 
 def test_bans_and_lists_add_a_403_everywhere_and_no_limit() -> None:
     bans = BanPolicy(after="3/minute", duration="1h", signals={"/.env": 1})
-    for options in ({"bans": bans}, {"blocklist": Networks(["192.0.2.0/24"])}):
+    for options in ({"bans": bans}, {"blocklist": slidegate.Networks(["192.0.2.0/24"])}):
         found = documented(site(rules=[], **options))
         assert "x-ratelimit" not in found["GET /health"]
         assert refusals(found["GET /health"]) == {"403"}
@@ -318,7 +307,7 @@ def test_the_body_of_another_answer_is_the_users_to_describe() -> None:
     assert content(app, "GET /health", response=SlowDown) == ["application/json"]
     assert "Hint" in app.openapi()["components"]["schemas"]
     handled = site(limits="5/minute")
-    handled.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
+    handled.add_exception_handler(RateLimitExceeded, slidegate.rate_limit_exceeded)
     assert content(handled, "GET /api/search") == ["application/problem+json"]
     assert content(site(rules=[]), "GET /api/search") == ["application/json"]
     handled = site(rules=[])

@@ -12,42 +12,9 @@ from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 
+import slidegate
 import slidegate.httpx2 as for_httpx2
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Decision,
-    Limit,
-    Limiter,
-    MemoryStore,
-    MessageLimits,
-    Networks,
-    Quota,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-    SlidegateError,
-    StoreError,
-    SyncLimiter,
-    charge,
-    client_ip,
-    client_key,
-    combine,
-    cookie,
-    decision_of,
-    everyone,
-    header,
-    mcp_tool,
-    network,
-    parse_limits,
-    path_param,
-    query,
-    rate_limit_exceeded,
-    settle,
-    strike,
-    user,
-)
+from slidegate import BanPolicy, Decision, Limit, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, user
 from slidegate.core import Ban, LimitState, Reason, Store
 from slidegate.events import Event, Observer, Outcome, Subscription
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
@@ -73,7 +40,9 @@ def refused(request: HTTPConnection, decision: Decision) -> Response:
 
 
 async def polite(request: Request, decision: Decision) -> Response | None:
-    return PlainTextResponse(client_key(request), decision.status) if decision_of(request).retry_after else None
+    if slidegate.decision_of(request).retry_after:
+        return PlainTextResponse(slidegate.client_key(request), decision.status)
+    return None
 
 
 async def account_of(request: Request) -> str:
@@ -81,18 +50,18 @@ async def account_of(request: Request) -> str:
 
 
 def by_key_or_address(request: Request) -> str:
-    assert_type(decision_of(request), Decision)
-    return request.headers.get("x-api-key") or client_key(request)
+    assert_type(slidegate.decision_of(request), Decision)
+    return request.headers.get("x-api-key") or slidegate.client_key(request)
 
 
 limiter, store = Limiter(MemoryStore(), observers=[tell]), MemoryStore(max_keys=50_000, clock=lambda: 0)
-networks, by_class, by_status = Networks(["192.0.2.0/24", "2001:db8::/32"]), {"4xx": 1}, {404: 1}
+networks, by_class, by_status = slidegate.Networks(["192.0.2.0/24", "2001:db8::/32"]), {"4xx": 1}, {404: 1}
 guessing = BanPolicy(
     Limit(20, "1h"),
     timedelta(hours=1),
     signals={401: 1, "4xx": 2, "/.env": "ban", "refused": 1},
     name="guessing",
-    key=client_ip(ipv4_prefix=24),
+    key=slidegate.client_ip(ipv4_prefix=24),
     shadow=True,
 )
 BanPolicy(signals=by_class)
@@ -104,30 +73,30 @@ app = FastAPI()
 app.add_middleware(
     RateLimitMiddleware,
     limiter=limiter,
-    client=client_ip(ipv6_prefix=64),
+    client=slidegate.client_ip(ipv6_prefix=64),
     rules=[
-        Rule("/api/{rest:path}", "100/10s", key=header("X-API-Key"), name="api", methods=["POST"]),
+        Rule("/api/{rest:path}", "100/10s", key=slidegate.header("X-API-Key"), name="api", methods=["POST"]),
         Rule("/import", "10/hour", cost=units, key=tenant),
         Rule("/feed", ["10/second", Limit(100, "1m")], connection="websocket", final=True),
-        Rule("/basket", "5/minute", key=cookie("session")),
-        Rule("/search", "5/minute", key=query("token"), count_if=lambda status: status == 401),
-        Rule("/{tenant}", Quota("10000/month", zone="Europe/Berlin"), key=path_param("tenant")),
-        Rule("/mcp", "5/minute", key=mcp_tool("search", validated=True)),
-        Rule("*", "5/minute", key=combine(header("X-API-Key"), user)),
-        Rule("*", "5/minute", key=network("operators.mmdb", by="country")),
+        Rule("/basket", "5/minute", key=slidegate.cookie("session")),
+        Rule("/search", "5/minute", key=slidegate.query("token"), count_if=lambda status: status == 401),
+        Rule("/{tenant}", slidegate.Quota("10000/month", zone="Europe/Berlin"), key=slidegate.path_param("tenant")),
+        Rule("/mcp", "5/minute", key=slidegate.mcp_tool("search", validated=True)),
+        Rule("*", "5/minute", key=slidegate.combine(slidegate.header("X-API-Key"), user)),
+        Rule("*", "5/minute", key=slidegate.network("operators.mmdb", by="country")),
         Rule("*", "5/minute", key=by_key_or_address),
-        Rule("*", "2000/second", key=everyone, name="service"),
+        Rule("*", "2000/second", key=slidegate.everyone, name="service"),
     ],
-    messages=MessageLimits("10/second"),
+    messages=slidegate.MessageLimits("10/second"),
     bans=[guessing, BanPolicy()],
-    blocklist=Networks.from_file("blocked.netset"),
+    blocklist=slidegate.Networks.from_file("blocked.netset"),
     on_refused=refused,
     headers=("draft", "legacy"),
     enabled=True,
 )
 app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml", limiter=limiter)
 app.add_middleware(RateLimitMiddleware, limits="5/minute", on_refused=polite)
-app.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
+app.add_exception_handler(slidegate.RateLimitExceeded, slidegate.rate_limit_exceeded)
 Middleware(RateLimitMiddleware, rules=[Rule("*", Limit(10, "1m"))])
 RateLimitMiddleware(app, limits=Limit(1, "1s"), default_limits=["60/minute", Limit(5, "1s")], headers=None)
 RateLimit("5/minute", key=account_of)
@@ -138,18 +107,18 @@ RateLimitMiddleware.from_file(app, "slidegate.toml", headers="both")  # type: ig
 Limiter(MemoryStore(), observer=[])  # type: ignore[call-arg]
 Rule("*", 5)  # type: ignore[arg-type]
 Rule("*", "5/minute", methods=["GET"], key=3)  # type: ignore[arg-type]
-Quota(10, "month")  # type: ignore[arg-type, call-arg]
+slidegate.Quota(10, "month")  # type: ignore[arg-type, call-arg]
 
 
 async def endpoint(request: Request) -> Response:
-    assert_type(await strike(request, "ban", "forged token", policy="guessing"), Ban | None)
-    await strike(request, "much")  # type: ignore[arg-type]
+    assert_type(await slidegate.strike(request, "ban", "forged token", policy="guessing"), Ban | None)
+    await slidegate.strike(request, "much")  # type: ignore[arg-type]
     try:
-        assert_type(await charge(request, 1_200, rule="tokens"), Decision)
-        assert_type(await settle(request, 900), bool)
-        assert_type(await settle(request, {"tokens": 900, "budget": 2}), bool)
-        await charge(request, {"tokens": "900"})  # type: ignore[dict-item]
-    except StoreError as error:
+        assert_type(await slidegate.charge(request, 1_200, rule="tokens"), Decision)
+        assert_type(await slidegate.settle(request, 900), bool)
+        assert_type(await slidegate.settle(request, {"tokens": 900, "budget": 2}), bool)
+        await slidegate.charge(request, {"tokens": "900"})  # type: ignore[dict-item]
+    except slidegate.StoreError as error:
         assert_type(error.concerns, Literal["request", "writes", "server"])
     return PlainTextResponse("try again")
 
@@ -206,8 +175,8 @@ async def without_http() -> None:
     assert_type(stats.total.p95_us, float | None)
 
 
-assert_type(limiter.sync, SyncLimiter)
-assert_type(limiter.sync.hit(header("X-API-Key").of("k123"), "5/minute"), Decision)
+assert_type(limiter.sync, slidegate.SyncLimiter)
+assert_type(limiter.sync.hit(slidegate.header("X-API-Key").of("k123"), "5/minute"), Decision)
 assert_type(limiter.sync.refund(limiter.sync.charge("user:42", "5/minute", 3)), bool)
 assert_type(limiter.sync.bans(), list[Ban])
 
@@ -225,12 +194,12 @@ def functions() -> None:
     try:
         with limiter.limited("5/second", key="report") as decision:
             assert_type(decision, Decision)
-    except RateLimitExceeded as refused:
+    except slidegate.RateLimitExceeded as refused:
         assert_type(refused.retry_after_s, float | None)
 
 
 limit = Limit(100, "1m", resolution=10, name="burst")
-assert_type(parse_limits([limit, "5/minute"]), tuple[Limit, ...])
+assert_type(slidegate.parse_limits([limit, "5/minute"]), tuple[Limit, ...])
 assert_type(limit.counter.spend(b"", 0, 1), tuple[bytes, tuple[int, int, int, int]])
 assert_type(CounterWindow(slices=10, slice_us=100_000).slices(), list[tuple[int, int]])
 assert_type("192.0.2.7" in networks, bool)
@@ -276,7 +245,7 @@ for_httpx2.LimitedTransport(limits=[limit], key=account)  # type: ignore[arg-typ
 for_httpx2.LimitedTransport(limits=[limit], retry=1)  # type: ignore[call-arg]
 
 
-def errors2(late: for_httpx2.TurnTimeout) -> tuple[SlidegateError, httpx2.PoolTimeout]:
+def errors2(late: for_httpx2.TurnTimeout) -> tuple[slidegate.SlidegateError, httpx2.PoolTimeout]:
     assert_type(late.key, str)
     return late, late
 
@@ -286,7 +255,9 @@ async def sends(awaited: LimitedTransport, blocking: for_httpx2.SyncLimitedTrans
     assert_type(blocking.handle_request(httpx2.Request("GET", "/")), httpx2.Response)
 
 
-def errors(late: TurnTimeout, wrong: ConfigurationError) -> tuple[list[SlidegateError], httpx.PoolTimeout, ValueError]:
+def errors(
+    late: TurnTimeout, wrong: slidegate.ConfigurationError
+) -> tuple[list[slidegate.SlidegateError], httpx.PoolTimeout, ValueError]:
     assert_type(late.retry_after_us, int | None)
     return [late, wrong], late, wrong
 
