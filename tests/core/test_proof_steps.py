@@ -44,10 +44,7 @@ def counterexample(premise: Any, conclusion: Any) -> Any:
 
 
 STEPS = {
-    "a near charge counts until the interval ends": (
-        z3.And(LIMIT, CHARGE, NEAR, now < x + W),
-        now < moment + span,
-    ),
+    "a near charge counts until the interval ends": (z3.And(LIMIT, CHARGE, NEAR, now < x + W), now < moment + span),
     "a unit that is used in the interval is of a near charge": (
         z3.And(LIMIT, CHARGE, at <= use, use <= moment, x <= use, use < x + W),
         NEAR,
@@ -61,10 +58,7 @@ STEPS = {
         z3.And(LIMIT, CHARGE, NEAR, INVARIANT, others >= 0, units >= 1, units + kept + others <= N),
         after(kept=kept + units, unused=unused + units),
     ),
-    "a worker uses a unit of its lease": (
-        z3.And(INVARIANT, unused >= 1),
-        after(used=used + 1, unused=unused - 1),
-    ),
+    "a worker uses a unit of its lease": (z3.And(INVARIANT, unused >= 1), after(used=used + 1, unused=unused - 1)),
     "a worker hands units of its lease back": (
         z3.And(INVARIANT, units >= 1, units <= unused),
         after(kept=kept - units, unused=unused - units),
