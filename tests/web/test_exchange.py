@@ -27,6 +27,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from slidegate import (
     BanPolicy,
+    ConfigurationError,
     Limiter,
     MemoryStore,
     MessageLimits,
@@ -217,6 +218,8 @@ async def test_a_task_that_goes_on_after_the_call_finds_the_client_gone_and_stil
     assert decision_of(request).remaining == int(limit[0]) - 1
     decision = await charge(request, 1)
     assert decision.remaining == max(0, int(limit[0]) - 2)
+    with pytest.raises(ConfigurationError, match="there is no RateLimitMiddleware around this endpoint"):
+        await TIGHT.check(request)
 
 
 async def test_a_websocket_is_closed_to_a_task_that_goes_on_after_the_call() -> None:
