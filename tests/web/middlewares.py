@@ -345,12 +345,16 @@ def class_of(endpoint: Any, decorate: Callable[[Any], Any] = lambda method: meth
 
 
 def around(endpoint: Callable[..., Any], how: str = "anybody", limit: Any = None) -> Callable[..., Any]:
-    """Return a function that calls an endpoint: as anybody decorates it; in a thread, as a sync one, which only works
-    there; with a parameter of the kind by which FastAPI gives the request to a limit; or when it has asked a limit."""
+    """Return a function that calls an endpoint: as anybody decorates it, or without awaiting it; in a thread, as a sync
+    one, which only works there; with a parameter of the kind by which FastAPI gives the request to a limit; or when it
+    has asked a limit."""
 
     @functools.wraps(endpoint)
     async def anybody(*args: Any, **options: Any) -> Any:
         return await endpoint(*args, **options)
+
+    def returned(request: Request) -> Any:
+        return endpoint(request)
 
     def sync(request: Request) -> Any:
         return from_thread.run(endpoint, request)
@@ -363,7 +367,7 @@ def around(endpoint: Callable[..., Any], how: str = "anybody", limit: Any = None
         await limit.check(request)
         return await endpoint(request)
 
-    return {"anybody": anybody, "sync": sync, "connected": connected, "asking": asking}[how]
+    return {"anybody": anybody, "returned": returned, "sync": sync, "connected": connected, "asking": asking}[how]
 
 
 FORMS: dict[str, Callable[..., ASGIApp]] = {
@@ -378,6 +382,7 @@ FORMS: dict[str, Callable[..., ASGIApp]] = {
     "partial": lambda limit, endpoint, **options: starlette(limit(functools.partial(endpoint)), **options),
     "under": lambda limit, endpoint, **options: starlette(around(limit(endpoint)), **options),
     "above": lambda limit, endpoint, **options: starlette(limit(around(endpoint)), **options),
+    "returned": lambda limit, endpoint, **options: starlette(limit(around(endpoint, "returned")), **options),
     "method": lambda limit, endpoint, **options: starlette(class_of(endpoint, limit), **options),
     "checked": lambda limit, endpoint, **options: starlette(around(endpoint, "asking", limit), **options),
     "mounted": lambda limit, endpoint, **options: Starlette(routes=[Mount("/", starlette(limit(endpoint), **options))]),

@@ -14,7 +14,6 @@ from starlette.routing import Mount, Route
 
 from slidegate import (
     BanPolicy,
-    Limiter,
     RateLimit,
     RateLimitExceeded,
     RateLimitMiddleware,
@@ -22,24 +21,12 @@ from slidegate import (
     charge,
 )
 
-from ..asgi import attempt, call, statuses
+from ..asgi import attempt, statuses
 
 
 def site(endpoint: Any, *middlewares: dict[str, Any], **options: Any) -> Starlette:
     stack = [Middleware(RateLimitMiddleware, **each) for each in middlewares]
     return Starlette(routes=[Route("/", endpoint, methods=["GET", "POST"])], middleware=stack, **options)
-
-
-async def test_the_fields_of_a_limit_at_an_endpoint_follow_an_override() -> None:
-    limiter = Limiter()
-    page = RateLimit("10/minute", name="at")(lambda request: PlainTextResponse("page"))
-    app = site(page, {"limiter": limiter})
-    await call(app)
-    await limiter.override("at", "3/minute", "1h")
-    answers = [await call(app) for _ in range(3)]
-    assert [answer.status for answer in answers] == [200, 200, 429]
-    fields = [dict(answer.start["headers"])[b"ratelimit-policy"] for answer in answers]
-    assert fields == [b'"at";q=3;w=60'] * 3
 
 
 @pytest.mark.parametrize("outer", [[], [{"name": "outer"}]])
@@ -126,15 +113,3 @@ async def test_no_exception_is_a_way_past_count_if(handler: str, place: str, end
         found.append(answer.status)
     after_three = {401: 429, 500: 403}  # who guesses, and what the server answers where no handler is reached
     assert found == [found[0]] * 3 + [after_three.get(found[0], found[0])] * 2
-
-
-async def test_unnamed_limits_of_one_endpoint_count_apart_if_anything_about_them_differs() -> None:
-    async def page(request: Request) -> Response:
-        return PlainTextResponse("page")
-
-    reads, writes = RateLimit("3/minute", methods=["GET"]), RateLimit("3/minute", methods=["POST"])
-    app = site(reads(writes(page)), {})
-    assert await statuses(app, 4) == [200, 200, 200, 429]
-    assert (await call(app, method="POST")).status == 200
-    judged = RateLimit("3/minute", count_if=lambda status: status == 401)
-    assert await statuses(site(judged(RateLimit("3/minute")(page)), {}), 5) == [200] * 3 + [429] * 2

@@ -1,10 +1,11 @@
 """A middleware asks once who the client of a request is: where it comes in, whatever others change in it afterwards."""
 
 from copy import deepcopy
+from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 from starlette.authentication import SimpleUser
 from starlette.requests import Request
@@ -249,8 +250,9 @@ async def test_something_inside_that_finds_another_address_is_found_once(
 
 
 @settings(max_examples=examples(200), deadline=None)
+@example([("a", True), ("free", False)], "answers", True)
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=4),
+    st.lists(st.sampled_from([*product("abc", (False, True)), ("free", False)]), min_size=1, max_size=4),
     st.sampled_from(["raises", "answers"]),
     st.booleans(),
 )
@@ -267,6 +269,7 @@ async def test_the_answer_and_the_event_tell_of_the_last_decision(
         for name in "abc"
         for is_spent in (False, True)
     }
+    limits["freeFalse"] = RateLimit(limits=lambda request: "unlimited", name="free")
     last: list[Any] = []
 
     async def endpoint(request: Request) -> Response:
@@ -292,7 +295,9 @@ async def test_the_answer_and_the_event_tell_of_the_last_decision(
     assert ("retry-after" in answer.headers) == is_refused
     assert ("cache-control" in answer.headers) == is_refused
     assert answer.status == (429 if is_refused and then == "raises" else 200)
-    shown = {item.partition(";")[0].strip('" ') for item in answer.headers["ratelimit"].split(",")}
+    for outcome in listener.outcomes[1:]:
+        assert [one.allowed for one in outcome.decisions].count(False) == is_refused
+    shown = {item.partition(";")[0].strip('" ') for item in answer.headers.get("ratelimit", "").split(",")}
     refusals = {f"{one}True" for one, is_spent in asked if is_spent} - {f"{name}{is_refused}"}
     assert not shown & refusals, "a refusal after which the request was decided again is not shown"
     if is_refused:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
@@ -31,7 +30,6 @@ from slidegate import (
     BanPolicy,
     ConfigurationError,
     Limiter,
-    MemoryStore,
     Networks,
     RateLimit,
     RateLimitMiddleware,
@@ -39,7 +37,6 @@ from slidegate import (
 )
 from slidegate.networks.mcp import mcp_tool
 from slidegate.networks.operators import Network, NetworkFile, network
-from slidegate.testing import FakeClock
 from slidegate.web.charges import client_key, decision_of
 from slidegate.web.client_ip import client_ip
 from slidegate.web.keys import Key, combine, cookie, header, path_param, query, user
@@ -377,66 +374,6 @@ async def test_a_client_is_its_address_however_a_server_reads_the_header(server:
     headers = {"X-Forwarded-For": f"192.0.2.1, {entry}", "Forwarded": f'for=192.0.2.1, for="{entry}"'}
     await send_scope(app, scope_of(client=("10.0.0.1", 1), headers=headers))
     assert found == [key]
-
-
-# -- requests for which the server names no peer -----------------------------------------------------------------------
-
-
-LISTED, ALLOWED, STRANGER = "192.0.2.7", "192.0.2.8", "198.51.100.9"
-AMOUNT = 2
-
-CLIENTS = st.sampled_from([None, LISTED, ALLOWED, STRANGER])
-SERVERS = st.sampled_from(
-    [None, ("/run/app.sock", None), ("app.test", 443), ["::1", 8000], ("192.0.2.1", "8000"), ("", 0)]
-)
-SCOPES = st.tuples(CLIENTS, SERVERS, st.booleans(), CLIENTS)
-OPTIONS = st.fixed_dictionaries(
-    {},
-    optional={
-        "blocklist": st.sampled_from([Networks([LISTED]), Networks([])]),
-        "allowlist": st.just(Networks([ALLOWED])),
-        "bans": st.sampled_from([BanPolicy("100/10m", "1h"), []]),
-        "client": st.just(client_ip(trusted=["unix"])),
-    },
-)
-
-
-class Model:
-    """The ruling in a few lines: who is refused as gone, and which bucket counts everybody else."""
-
-    named = False
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options, self.counts = options, Counter[str]()
-
-    def status(self, client: str | None, server: Any, forwarded: str | None) -> int:
-        self.named = self.named or client is not None
-        on_a_port = server is not None and server[1] is not None
-        looks_at_peers = "blocklist" in self.options or self.options.get("bans")
-        if client is None and looks_at_peers and self.named and on_a_port:
-            return 403
-        if client is None and "client" in self.options and not on_a_port:
-            client = forwarded
-        if client == ALLOWED and "allowlist" in self.options:
-            return 200
-        if client == LISTED and self.options.get("blocklist"):
-            return 403
-        bucket = client or "unknown-peer"
-        self.counts[bucket] += self.counts[bucket] < AMOUNT or 10
-        return 200 if self.counts[bucket] <= AMOUNT else 429
-
-
-@given(OPTIONS, st.lists(SCOPES, max_size=12))
-async def test_requests_without_a_peer_are_one_bucket_unless_they_must_be_gone(options: Any, connections: Any) -> None:
-    limiter, model = Limiter(MemoryStore(clock=FakeClock())), Model(options)
-    app = RateLimitMiddleware(hello, limits=f"{AMOUNT}/hour", limiter=limiter, **options)
-    for client, server, mentioned, forwarded in connections:
-        headers = {"X-Forwarded-For": forwarded} if forwarded else {}
-        scope = scope_of(client=client and (client, 1), server=server, headers=headers)
-        if client is None and not mentioned:
-            del scope["client"]
-        assert (await send_scope(app, scope)).status == model.status(client, server, forwarded)
-    assert ("SG109" in [finding.code for finding in app.findings]) is (model.counts["unknown-peer"] > 0)
 
 
 # -- clients by network: addresses of one operator or one country share limits, conditions and bans --------------------
