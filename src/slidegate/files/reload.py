@@ -123,7 +123,8 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         before, after = _texts_of(self._reader.written), _texts_of(reader.written)
         changes = [f"{'+' if text in after else '-'}{text}" for text in sorted(before ^ after)]
         saved = datetime.fromtimestamp(self.file.stat().st_mtime, UTC)
-        self.changes = f"saved {saved:%Y-%m-%dT%H:%M:%SZ}, changes: {len(changes)}, {', '.join(changes)}"[:_MOST_TEXT]
+        listed = ", ".join([f"changes: {len(changes)}", *changes])
+        self.changes = f"saved {saved:%Y-%m-%dT%H:%M:%SZ}, {listed}"[:_MOST_TEXT]
 
         def apply() -> None:
             if self.app.routed_app is not None:  # here, in the thread of the file: with many routes it takes long
