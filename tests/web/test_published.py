@@ -1,9 +1,11 @@
 """What a worker publishes of its rules: what it knows when it starts and what requests have met, once if equal."""
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
@@ -20,6 +22,7 @@ from slidegate import (
     header,
     user,
 )
+from slidegate.limiter import workers
 from slidegate.limiter.workers import RULES, WORKERS
 from slidegate.testing import FakeClock
 
@@ -59,6 +62,21 @@ async def test_a_worker_publishes_labels_limits_keys_actions_and_order() -> None
     assert app.limiter is limiter
 
 
+async def test_a_limit_that_a_worker_meets_is_published_also_if_it_is_idle_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "monotonic", count().__next__)
+    limiter = limiter_on(SharedRows(FakeClock()))
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, limits="900/hour", limiter=limiter)
+    app.get("/login", dependencies=[Depends(RateLimit("3/hour", name="login"))])(hello)
+    for path, names in (("/", {"default"}), ("/login", {"default", "login"})):
+        await statuses(app, 1, path)
+        await turns(9)
+        (published,) = await limiter_on(limiter.store.shared_rows).published()  # type: ignore[attr-defined]
+        assert {one.name for one in published.rules if one.limit} == names
+
+
 async def test_workers_that_have_met_the_same_publish_one_text_and_24_bytes_each() -> None:
     rows = SharedRows(FakeClock())
     routes = [Route(f"/{name}/{{id}}", page) for name in "abc"] + [Route("/free", RateLimit.exempt(around(page)))]
@@ -83,7 +101,7 @@ async def test_a_text_that_is_gone_is_written_again_and_one_of_a_later_version_i
     app = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter_on(rows))
 
     async def written(tool: Limiter) -> list[Any]:
-        app.limiter.engine.workers.due_s = 0.0
+        app.limiter.engine.workers.pause_s = 0.0
         rows.clock.advance("1s")
         assert await statuses(app, 1) == [200]
         await turns()

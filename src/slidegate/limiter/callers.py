@@ -72,10 +72,7 @@ class Callers:
 
     def limits(self) -> list[NamedLimit]:
         """Return the limits with which this process counts."""
-        limits: list[NamedLimit] = []
-        for caller in self.all():
-            limits += caller.limits_by_name()
-        return limits
+        return [limit for caller in self.all() for limit in caller.limits_by_name()]
 
     def published(self) -> Iterator[PublishedRule] | None:
         """Return what is published of their rules; None without callers."""

@@ -35,6 +35,7 @@ from .bans import NetworkLookup
 from .callers import BucketCaller, Caller, Callers, Owners, living
 from .failover import Failover, OnError, deadline_us_of
 from .keys import Keys
+from .named_limits import NamedLimit
 from .observers import AnyObserver, ObserverHub
 from .overrides import Overrides
 from .queues import Queues
@@ -140,7 +141,13 @@ class Engine:
     def register(self, caller: Caller) -> None:
         """List a caller as long as it exists, and apply overrides to its limits."""
         self.callers.add(caller)
-        self.overrides.register(caller.limits_by_name())
+        self.add_limits(caller.limits_by_name())
+
+    def add_limits(self, limits: Iterable[NamedLimit]) -> None:
+        """Apply overrides to new limits, and have them published beside their first question: none may follow."""
+        self.overrides.register(limits)
+        self.workers.pause_s = 1.0  # a worker that begins meets many
+        self.refresher.fresh_until_ns = 0
 
     async def refund(self, *charges: Sequence[Reservation]) -> bool:
         """Refund what decisions charged, even if the caller is cancelled meanwhile.

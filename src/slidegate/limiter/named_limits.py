@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from ..core.arguments import check_name
 from ..core.buckets import Bucket
 from ..core.errors import ConfigurationError, quoted
 from ..core.limit_texts import parse_limits
 from ..core.limits import AnyLimit, Concurrency, Limit
 from ..core.quotas import Quota
 
-_MAX_NAME: Final = 128
-"""A name of header fields has what follows a rule's name of 64 characters: its window, or a number."""
 _TEXTS: Final = 4_000
 """How many texts are remembered: a change is compared with each limit of its name."""
 _UNITS_OF_QUOTAS: Final = {"/day": "/1d", "/week": "/7d"}
@@ -89,15 +86,6 @@ def named_limits(bucket: Bucket, *, changeable: bool = True) -> list[NamedLimit]
     for name, limit, configured in limits:
         result.append(NamedLimit(name, limit, configured, bucket.label, changeable=changeable, shadow=bucket.shadow))
     return result
-
-
-def check_limit_name(name: object) -> None:
-    """Check that a text can be the name of a limit in header fields.
-
-    Raises:
-        ConfigurationError: It cannot.
-    """
-    check_name(name, "limit name", _MAX_NAME)
 
 
 def parse_one(text: object) -> AnyLimit:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from ..core.arguments import check_name
 from ..core.bans.ban import clean_reason
 from ..core.durations import moment
 from ..core.errors import ConfigurationError, closest, quoted
@@ -21,7 +22,7 @@ from ..core.stored import check_numbers, read_json
 from ..stores.forks import ProcessLock
 from .aio import yielding_to_others
 from .callers import Callers
-from .named_limits import NamedLimit, check_limit_name, parse_one, text_of_limit
+from .named_limits import NamedLimit, parse_one, text_of_limit
 from .workers import Publication, PublishedRule
 
 LIMITS: Final = "limits"
@@ -30,6 +31,8 @@ ALL: Final = "*"
 """The name that stands for all limits, of all workers."""
 OFF: Final = "off"
 
+_MAX_NAME: Final = 128
+"""A name of header fields has what follows a rule's name of 64 characters: its window, or a number."""
 _STEP: Final = 16
 """How many texts of workers are compared with a change in one step, at 100 us each."""
 
@@ -71,7 +74,7 @@ def check_override(name: str, limit: str) -> str:
         if limit != OFF:
             raise ConfigurationError(f'limit "*": it stands for all limits and can only be "off", not {quoted(limit)}')
         return OFF
-    check_limit_name(name)
+    check_name(name, "limit name", _MAX_NAME)
     if limit == OFF:
         raise ConfigurationError(
             f'limit {quoted(name)}: only "*", which stands for all limits, can be "off"; let more pass instead, for '

@@ -1,8 +1,9 @@
 """The workers of a store: what each publishes of its rules, so that operators and their tools see what is enforced.
 
 The text of the rules stands in the store under its digest: lines of JSON, the first of which is the head. Equal workers
-have one text. With its own requests, and at most every ten seconds, a worker writes 24 bytes that it lives, and the
-text if it is not there. While all are idle, what those have published that wrote last stays known for a day::
+have one text. With its own requests, and at most every ten seconds, or a second after the last time if it has met a new
+limit, a worker writes 24 bytes that it lives, and the text if it is not there. While all are idle, what those have
+published that wrote last stays known for a day::
 
     kind       number    worker     value
     rules      digest    0          {"version": 1}
@@ -214,7 +215,7 @@ class Workers:
         fingerprint: That of the limiter's secret.
 
     Attributes:
-        due_s: When this worker writes next (monotonic); if that is 0, with the next request.
+        pause_s: How long after it has written this worker writes again.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class Workers:
         fingerprint: str,
         emit: Callable[[Event], None],
     ) -> None:
-        self.due_s = 0.0
+        self.pause_s = self._written_s = 0.0
         self._rows = rows
         self._rules = rules
         self._secret = _digest_of(fingerprint.encode())
@@ -243,7 +244,7 @@ class Workers:
         # A child of `fork` is another worker, and writes at once.
         if self._written_by != self._rows.worker:
             return True
-        return monotonic() >= self.due_s
+        return monotonic() >= self._written_s + self.pause_s
 
     async def write(self, deadline_s: float) -> None:
         """Publish the rules of this worker, and report if other workers have another secret.
@@ -255,7 +256,8 @@ class Workers:
             StoreError: The store does not answer.
         """
         # If it fails, the next attempt is as late as after a success: a failing store is not asked more often.
-        self.due_s = monotonic() + WRITE_EVERY_S
+        self._written_s = monotonic()
+        self.pause_s = WRITE_EVERY_S
         self._written_by = self._rows.worker
         text = await self._text_of(await self._own_rules())
         digest = _digest_of(text)

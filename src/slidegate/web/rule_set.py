@@ -268,7 +268,7 @@ class RuleSet:
         self._living[id(bound)] = bound
         if rule.counts:
             self.first_by_name.setdefault(identity, rule)
-        engine.overrides.register(bound.named)
+        engine.add_limits(bound.named)
         return bound
 
     def other_limits(self, rule: Rule) -> str:
