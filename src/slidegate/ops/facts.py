@@ -150,7 +150,8 @@ class FactsOfRules:
         limit_texts = ""
         if key in self.traffic and not self.subject.among(rule):  # else it may be that of a request with the other key
             limit_texts = self.traffic[key].amounts.get(rule.rule, "")
-        return [(key, rule.bucket, _limit_in(text)) for text in limit_texts.split("; ") if text]
+        texts = [text.rpartition(": ")[2] for text in limit_texts.split("; ")]  # no name of a limit contains a colon
+        return [(key, rule.bucket, _limit_in(text)) for text in texts if "/" in text]  # else it is that of permits
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -263,12 +264,12 @@ class FactsOfRules:
 
 
 def _limit_in(text: str) -> AnyLimit:
-    """Return a limit that statistics have seen: ``5/1m``, or ``month: 9/month from 1 in UTC``."""
+    """Return a limit that statistics have seen: ``5/1m``, or ``9/month from 1 in UTC``."""
     limit, _, calendar = text.partition(" from ")
     if not calendar:
         return parse_limits(text)[0]
     starts, _, zone = calendar.rpartition(" in ")
-    return Quota(limit.rpartition(": ")[2], zone=zone, starts=starts)
+    return Quota(limit, zone=zone, starts=starts)
 
 
 def _verdict_of(rule: PublishedRule, window: LimitState) -> Verdict:

@@ -246,8 +246,11 @@ class ClientTraffic(RequestCounts):
 
 
 def amounts_of(buckets: Iterable[Bucket]) -> dict[str, str]:
-    """Return the limits of some buckets by the names of their rules."""
-    return {bucket.label: "; ".join(map(str, bucket.limits)) for bucket in buckets}
+    """Return the limits of some buckets by the labels of their rules; a rule has another bucket for its permits."""
+    amounts = defaultdict[str, dict[str, None]](dict)
+    for bucket in buckets:
+        amounts[bucket.label].update(dict.fromkeys(map(str, bucket.limits)))
+    return {label: "; ".join(texts) for label, texts in amounts.items()}
 
 
 def names_of(outcome: Outcome, refusal: Decision) -> Sequence[str]:
