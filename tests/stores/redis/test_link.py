@@ -24,9 +24,10 @@ from slidegate.stores.redis.batch import MAX_IN_CALL, RENEW_EVERY_S
 from slidegate.stores.redis.clients import OwnClients
 from slidegate.stores.redis.link import DEPTH, IDLE_S, KeysApart, Link
 
+from ... import redis_servers
 from ...contract.store_contract import bucket
 from ...fault_proxy import Fate, FaultProxy
-from ...redis_servers import HOST, RedisCluster, RedisServer, Sentinel, make_certificate, needs_redis
+from ...redis_servers import HOST, RedisCluster, RedisServer, Sentinel, make_certificate, needs_redis, needs_valkey
 from .faults import Deployment, on_a_cluster, on_a_server
 from .stores import PLENTY_S, eventually, hit, store_at
 
@@ -193,6 +194,20 @@ async def test_a_cluster_is_found_again_by_nodes_that_the_address_does_not_name(
             await refuse()
             await link.renew()
         await link.close()
+
+
+@needs_valkey
+async def test_nodes_that_name_no_host_are_reached_by_that_of_the_one_that_names_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_servers, "REDIS", redis_servers.VALKEY)
+    with RedisCluster() as cluster:
+        for server in cluster.servers:
+            server.command("CONFIG", "SET", "cluster-preferred-endpoint-type", "unknown-endpoint")
+            async with store_at(server.url.replace("redis", "redis+cluster")) as store:
+                link = store.parts.open_link()
+                assert await link.ask("EVAL", "return 1", 1, store.parts.packing.meta) == 1
+                await link.close()
 
 
 async def test_keys_on_two_nodes_cost_no_connections_and_no_other_request(cluster: RedisCluster) -> None:

@@ -210,7 +210,10 @@ class ClusterLink:
 
     async def _lead(self, link: Link, redirected: AskError) -> None:
         """Let a link lead to the node that another one names when what is under way is answered."""
-        node = self._clients.reachable(redirected.host, redirected.port)
+        host = redirected.host
+        if not host and self._home.node is not None:  # it says only the port, of the host by which it was reached
+            host, _ = self._home.node
+        node = self._clients.reachable(host, redirected.port)
         if link.node != node:
             link.node = node
             await link.renew(self._clients.open_node_pool(node))
