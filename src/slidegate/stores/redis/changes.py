@@ -43,7 +43,7 @@ class Moments:
             self._by_name = {}
             self._all_ns = monotonic_ns()  # again: what another thread noted meanwhile is in the old dict
         for name in names or ():
-            self._by_name[name] = now_ns
+            self._by_name[name] = monotonic_ns()  # again: another thread may have noted it later than this began
 
     def since(self, since_ns: int, names: Iterable[Hashable]) -> bool:
         """Return whether it has happened since then to one of some names."""
