@@ -250,14 +250,16 @@ async def test_something_inside_that_finds_another_address_is_found_once(
 
 
 @settings(max_examples=examples(200), deadline=None)
-@example([("a", True), ("free", False)], "answers", True)
+@example([("a", True), ("free", False)], "answers", True, False)
+@example([("a", True), ("a", False)], "answers", True, True)
 @given(
     st.lists(st.sampled_from([*product("abc", (False, True)), ("free", False)]), min_size=1, max_size=4),
     st.sampled_from(["raises", "answers"]),
     st.booleans(),
+    st.booleans(),
 )
 async def test_the_answer_and_the_event_tell_of_the_last_decision(
-    asked: list[tuple[str, bool]], then: str, has_observers_of_requests: bool
+    asked: list[tuple[str, bool]], then: str, has_observers_of_requests: bool, is_within: bool
 ) -> None:
     """An endpoint asks limits, spent ones and others, and catches their refusals; it raises the last one or answers."""
     listener = Listener()
@@ -285,6 +287,8 @@ async def test_the_answer_and_the_event_tell_of_the_last_decision(
         return PlainTextResponse("page")
 
     app = RateLimitMiddleware(starlette(endpoint), limiter=limiter)
+    if is_within:
+        app = RateLimitMiddleware(app, limits="99/hour", limiter=limiter, name="outer")
     await call(app)
     listener.events.clear()
     answer = await call(app)
