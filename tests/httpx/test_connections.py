@@ -20,7 +20,7 @@ from slidegate.core import StoreUnavailable
 from slidegate.testing import RecordingObserver
 
 from ..redis_servers import AT_REDIS, RedisServer
-from .kinds import ASYNC, SYNC, Kind
+from .conftest import ASYNC, SYNC, Kind
 
 BOUND_S = 10.0
 """Far below how long a command of an operator waits, 30 s, and a hung store for an answer of its server."""

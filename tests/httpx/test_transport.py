@@ -38,7 +38,7 @@ from slidegate.limiter.aio import answer_of
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..virtual_time import VirtualTime, turns
-from .kinds import ASYNC, SYNC, Kind
+from .conftest import ASYNC, SYNC, Kind
 
 URL = "http://api.example.com/"
 KEY = "to:api.example.com"
