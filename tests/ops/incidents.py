@@ -14,21 +14,8 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    Networks,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    StoreError,
-    client_ip,
-    everyone,
-    header,
-    query,
-)
+import slidegate
+from slidegate import BanPolicy, Limiter, Networks, RateLimit, Rule, StoreError, client_ip, everyone, header, query
 from slidegate.core import Quota
 from slidegate.core.errors import StoreUnavailable
 from slidegate.dashboard import Dashboard
@@ -152,7 +139,7 @@ class Incident:
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.clock = FakeClock(NOW_US + self.draw.randrange(120_000_000))
-        self.store: Any = MemoryStore(clock=self.clock, wall_clock=self.clock)
+        self.store: Any = slidegate.MemoryStore(clock=self.clock, wall_clock=self.clock)
         self.is_memory, self.is_away = self.draw.random() < 0.2, False
         if not self.is_memory:
             remote = SlowStore(self.clock, inline=True)
@@ -180,7 +167,10 @@ class Incident:
             ],
             middleware=[
                 Middleware(
-                    RateLimitMiddleware, limiter=limiter, rules=[*rules, Rule("*", self.site, name="site")], **options
+                    slidegate.RateLimitMiddleware,
+                    limiter=limiter,
+                    rules=[*rules, Rule("*", self.site, name="site")],
+                    **options,
                 )
             ],
         )
@@ -249,7 +239,7 @@ class Incident:
 
     async def change(self) -> None:
         name, amount = self.draw.choice(["site", "api", "report"]), self.draw.randint(1, 20)
-        with suppress(ConfigurationError):  # nearly the name of another limit
+        with suppress(slidegate.ConfigurationError):  # nearly the name of another limit
             span = self.draw.choice(["2m", "2h"])
             await self.any_limiter().override(name, f"{amount}/minute", span, by="bob", reason="slow")
 

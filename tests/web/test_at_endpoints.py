@@ -12,14 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from slidegate import (
-    BanPolicy,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-    charge,
-)
+from slidegate import BanPolicy, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule, charge
 
 from ..asgi import attempt, statuses
 

@@ -15,18 +15,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    charge,
-    client_key,
-    decision_of,
-    settle,
-    strike,
-)
+import slidegate
+from slidegate import BanPolicy, RateLimit, RateLimitMiddleware, Rule, charge, client_key, decision_of, settle, strike
 from slidegate.core import Reason
 from slidegate.testing import limits_off, reset_limits
 
@@ -152,5 +142,5 @@ async def test_a_request_without_a_middleware_is_an_error_unless_limits_are_off(
 
     with limits_off():
         assert await answer() == expected
-    with pytest.raises(ConfigurationError, match="there is no RateLimitMiddleware around this endpoint"):
+    with pytest.raises(slidegate.ConfigurationError, match="there is no RateLimitMiddleware around this endpoint"):
         await answer()

@@ -13,23 +13,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    client_ip,
-    client_key,
-    combine,
-    cookie,
-    header,
-    query,
-    rate_limit_exceeded,
-    strike,
-    user,
-)
+import slidegate
+from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, client_ip, client_key, header, strike, user
 from slidegate.testing import FakeClock
 from slidegate.web.client_ip import ClientAddress
 from slidegate.web.keys import Combined, Key
@@ -56,11 +41,11 @@ KEYS: dict[str, Key | None] = {
     "network": client_ip(ipv4_prefix=24),
     "proxies": client_ip(trusted=PROXIES),
     "header": header("X-API-Key"),
-    "cookie": cookie("device"),
-    "query": query("token"),
+    "cookie": slidegate.cookie("device"),
+    "query": slidegate.query("token"),
     "user": user,
-    "both": combine(client_ip(trusted=PROXIES), header("X-API-Key")),
-    "user and header": combine(user, header("X-API-Key")),
+    "both": slidegate.combine(client_ip(trusted=PROXIES), header("X-API-Key")),
+    "user and header": slidegate.combine(user, header("X-API-Key")),
 }
 FORGED = [(b"x-forwarded-for", VICTIM.encode()), (b"x-api-key", b"other"), (b"cookie", b"device=other")]
 CHANGES = st.fixed_dictionaries(
@@ -148,7 +133,7 @@ async def test_whatever_others_change_inside_the_client_is_who_it_was_at_the_ent
 ) -> None:
     """Whether its users are `is_known` outside of the middleware, too."""
     key, listener, found = KEYS[by], Listener(), list[str]()
-    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[listener])
+    limiter = Limiter(slidegate.MemoryStore(clock=FakeClock()), observers=[listener])
     moments: list[Scope] = []
     limit = RateLimit("1/hour", name="at the endpoint")
 
@@ -160,8 +145,8 @@ async def test_whatever_others_change_inside_the_client_is_who_it_was_at_the_ent
             await strike(http, "ban")
         try:
             await limit.check(http)
-        except RateLimitExceeded as error:
-            answer: Any = await rate_limit_exceeded(http, error)
+        except slidegate.RateLimitExceeded as error:
+            answer: Any = await slidegate.rate_limit_exceeded(http, error)
         else:
             answer = PlainTextResponse("no", 404)
         await answer(scope, receive, send)
@@ -265,7 +250,7 @@ async def test_the_answer_and_the_event_tell_of_the_last_decision(
     listener = Listener()
     if not has_observers_of_requests:
         listener.request = None  # type: ignore[assignment,method-assign]
-    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[listener])
+    limiter = Limiter(slidegate.MemoryStore(clock=FakeClock()), observers=[listener])
     limits = {
         f"{name}{is_spent}": RateLimit("1/minute" if is_spent else "1000/minute", name=f"{name}{is_spent}")
         for name in "abc"
@@ -280,7 +265,7 @@ async def test_the_answer_and_the_event_tell_of_the_last_decision(
             last[:] = [None]
             try:
                 await limits[f"{name}{is_spent}"].check(request)
-            except RateLimitExceeded as error:
+            except slidegate.RateLimitExceeded as error:
                 last[:] = [error]
         if last[0] is not None and then == "raises":
             raise last[0]

@@ -25,20 +25,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    MessageLimits,
-    Quota,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-    charge,
-    decision_of,
-)
+import slidegate
+from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, RateLimit, RateLimitMiddleware, Rule
 from slidegate.events import Outcome
 from slidegate.networks.lists import Networks
 from slidegate.testing import FakeClock, RecordingObserver
@@ -136,7 +124,7 @@ async def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         kept.append(send)
         if is_limited:
-            with suppress(RateLimitExceeded):
+            with suppress(slidegate.RateLimitExceeded):
                 await TIGHT.check(Request(scope, receive))
         for message in [*before, start, *after]:
             await send(message)
@@ -215,10 +203,10 @@ async def test_a_task_that_goes_on_after_the_call_finds_the_client_gone_and_stil
     assert await request.receive() == {"type": "http.disconnect"}
     await request._send({"type": "http.response.body", "body": b"late"})
     assert len(answer.messages) == before, "nobody is there to get it"
-    assert decision_of(request).remaining == int(limit[0]) - 1
-    decision = await charge(request, 1)
+    assert slidegate.decision_of(request).remaining == int(limit[0]) - 1
+    decision = await slidegate.charge(request, 1)
     assert decision.remaining == max(0, int(limit[0]) - 2)
-    with pytest.raises(ConfigurationError, match="there is no RateLimitMiddleware around this endpoint"):
+    with pytest.raises(slidegate.ConfigurationError, match="there is no RateLimitMiddleware around this endpoint"):
         await TIGHT.check(request)
 
 
@@ -357,7 +345,7 @@ async def ends(words: list[str]) -> str:
             if word == "limited":
                 await TIGHT.check(Request(scope))
             if word == "caught":
-                with pytest.raises(RateLimitExceeded):
+                with pytest.raises(slidegate.RateLimitExceeded):
                     await TIGHT.check(Request(scope))
                 continue
             if isinstance(MESSAGES[word], BaseException):
@@ -389,7 +377,7 @@ async def test_a_request_has_one_outcome_behind_its_last_byte_and_until_then_its
 
 
 @given(
-    st.sampled_from(["5/2s", "5/1500ms", "7/2s @2", Quota("5/day")]),
+    st.sampled_from(["5/2s", "5/1500ms", "7/2s @2", slidegate.Quota("5/day")]),
     st.lists(st.integers(1, 900_000), min_size=1, max_size=5),
 )
 async def test_at_the_reset_of_the_older_fields_everything_spent_has_left(limits: Any, pauses_us: list[int]) -> None:

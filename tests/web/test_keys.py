@@ -26,15 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limiter,
-    Networks,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-)
+from slidegate import BanPolicy, ConfigurationError, Limiter, Networks, RateLimit, RateLimitMiddleware, Rule
 from slidegate.networks.mcp import mcp_tool
 from slidegate.networks.operators import Network, NetworkFile, network
 from slidegate.web.charges import client_key, decision_of

@@ -12,17 +12,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from slidegate import (
-    BanPolicy,
-    Decision,
-    Limiter,
-    MemoryStore,
-    Networks,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-)
+import slidegate
+from slidegate import BanPolicy, Decision, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import RecordingObserver
 
 from ..asgi import PEER, Answer, call, hello, scope_of, send_scope, statuses
@@ -83,7 +74,7 @@ async def test_of_the_refusals_of_a_websocket_the_one_that_ends_it_is_an_event(i
             await websocket.accept()
         try:
             await tight.check(websocket)
-        except (WebSocketException, RateLimitExceeded):
+        except (WebSocketException, slidegate.RateLimitExceeded):
             await wide.check(websocket)
         if is_accepted:
             await third.check(websocket)

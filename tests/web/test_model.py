@@ -26,17 +26,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    MessageLimits,
-    Networks,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-)
+import slidegate
+from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, Networks, RateLimit, RateLimitExceeded, Rule
 from slidegate.testing import FakeClock
 from slidegate.web.client_ip import client_ip
 from slidegate.web.headers import MOST_NAMED
@@ -578,7 +569,7 @@ class Middleware(RuleBasedStateMachine):
             more = {**BESIDE} if program.beside else {}
             if layer.limiter in [other.limiter for other in program.layers[:number]]:  # they have no name
                 more.pop("messages", None)
-            app = RateLimitMiddleware(app, rules=rules, limiter=limiters[layer.limiter], **more)
+            app = slidegate.RateLimitMiddleware(app, rules=rules, limiter=limiters[layer.limiter], **more)
         return app
 
     @rule(worker=st.integers(0, WORKERS - 1), requests=st.lists(REQUESTS, min_size=1, max_size=6))

@@ -13,19 +13,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limit,
-    Limiter,
-    MessageLimits,
-    Networks,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-    header,
-)
+import slidegate
+from slidegate import BanPolicy, Limit, Limiter, MessageLimits, Networks, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.dashboard import Dashboard
 from slidegate.web.endpoint_rule import EndpointOptions
 
@@ -71,7 +60,7 @@ def endpoint(**options: Any) -> Any:
     async def limited(request: Request) -> Response:
         return await page(request)
 
-    return RateLimit(**options)(limited)
+    return slidegate.RateLimit(**options)(limited)
 
 
 def site(**options: Any) -> Any:
@@ -149,7 +138,7 @@ async def test_a_value_serves_or_is_an_error_with_the_option_and_an_example(
         caplog.clear()
         try:
             app = make(**beside, **{option: value()})
-        except ConfigurationError as error:
+        except slidegate.ConfigurationError as error:
             text = str(error)
             assert option.removeprefix("fallback_") in text, (name, text)
             assert re.search("example|such as|expected|write|which unit|requires|combined|did you mean|give ", text), (

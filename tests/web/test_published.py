@@ -10,18 +10,8 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MessageLimits,
-    Networks,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-    header,
-    user,
-)
+import slidegate
+from slidegate import BanPolicy, Limiter, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header, user
 from slidegate.limiter import workers
 from slidegate.limiter.workers import RULES, WORKERS
 from slidegate.testing import FakeClock
@@ -43,7 +33,7 @@ async def test_a_worker_publishes_labels_limits_keys_actions_and_order() -> None
         Rule("*", concurrency=4, key=lambda request: "tenant:a", name="busy"),
     ]
     bans = BanPolicy("20/10m", "1h", signals={"refused": 1, "/.env": "ban"}, key=user, name="abuse")
-    messages = MessageLimits("10/s")
+    messages = slidegate.MessageLimits("10/s")
     app = RateLimitMiddleware(hello, rules=rules, limiter=limiter, bans=bans, messages=messages, name="outer")
     (published,) = await limiter.published()
     assert {(one.name, one.limit, one.rule, one.key, one.action, one.order) for one in published.rules} == {
