@@ -79,7 +79,7 @@ class QuotaCounter:
         return self._ring(unix_us).remove(window, unix_us, mark, units)
 
     def _ring(self, unix_us: int) -> Ring:
-        """Return the ring of the period that contains a Unix time."""
+        """Return the ring of the period that contains a Unix time: one slice, whose last microsecond is the end."""
         period = self._quota.calendar.period_at(unix_us)
         return Ring((self._quota.amount, period.end_us + 1, 0), 1)
 

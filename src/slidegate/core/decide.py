@@ -52,7 +52,9 @@ def refuse(
     """Return the refusal of a question whose windows were spent from, at least one of which had no room.
 
     Args:
+        states: What spending has returned for each.
         now_us: The store's time, in microseconds.
+        find: Returns the windows, where something has to be taken back or charged.
     """
     refused = LIMITED
     for state in states:
@@ -82,7 +84,7 @@ def _charge_refusal(refs: Sequence[WindowRef], now_us: int) -> list[WindowState]
         if is_charged:
             windows[key], _ = counter.charge(windows[key], now_us, cost)
         _, state = counter.spend(windows[key], now_us, cost)
-        if not state[3]:  # it would have room
+        if not state[3]:  # it has room for the cost, which this state contains but the window does not
             _, state = counter.spend(windows[key], now_us, 0)
         states.append(state)
     return states

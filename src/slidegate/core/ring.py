@@ -109,21 +109,23 @@ class Ring:
         amount, step_us, span_us = self.terms
         spent, units, newest_us, oldest_us = read_head(window) if window else _EMPTY_HEAD
         leaves_us = oldest_us + span_us
+        # Units have left, or the clock has stepped back behind the newest slice.
         if now_us >= leaves_us or newest_us - now_us >= step_us:
             window = _settled(window, now_us, step_us, span_us)
             spent, units, newest_us, oldest_us = _head_of(window)
             leaves_us = oldest_us + span_us
         total = spent + cost
+        # Nothing to spend, or no room for it.
         if not cost or total > amount:
             wait_us, excess = 0, spent + (cost or 1) - amount
-            if excess > spent:
+            if excess > spent:  # the cost alone exceeds the amount
                 wait_us = NEVER
-            elif excess == 1:  # the oldest entry has one
+            elif excess == 1:  # every entry has one: it is enough that the oldest leaves
                 wait_us = leaves_us - now_us
             elif excess > 0:
                 wait_us = _moment_of_room(window, excess, newest_us) + span_us - now_us
             return window, (spent, leaves_us, newest_us, wait_us) if spent else (0, 0, 0, wait_us)
-        if now_us <= newest_us:
+        if now_us <= newest_us:  # in the newest slice
             return pack_counts(total, units + cost) + window[COUNT_BYTES:], (total, leaves_us, newest_us, 0)
         moment_us = now_us - now_us % step_us + step_us - 1
         if not spent:
@@ -178,9 +180,10 @@ class Ring:
 
 
 def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
+    """Return a ring without the units that have left; those of the future are moved into the slice of now."""
     _, _, newest_us, oldest_us = _head_of(window)
-    steps_back = newest_us - now_us >= step_us
-    if now_us < oldest_us + span_us and not steps_back:
+    clock_went_back = newest_us - now_us >= step_us
+    if now_us < oldest_us + span_us and not clock_went_back:
         return window
     latest_us = now_us - now_us % step_us + step_us - 1
     units_at: dict[int, int] = {}

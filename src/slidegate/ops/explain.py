@@ -75,7 +75,7 @@ class Facts(NamedTuple):
         """The other keys that its last refusals name, each with its rule; what refuses these is explained by itself."""
         refused = [event.details for event in self.refusals or ()]
         own = {self.key, *(row.key for row in self.rows)}
-        return {about["key"]: about["rule"] for about in refused if about["key"] not in (*own, about["client"])}
+        return {about["key"]: about["rule"] for about in refused if about["key"] not in {*own, about["client"]}}
 
 
 def answer_of(facts: Facts) -> dict[str, Any]:
@@ -139,7 +139,7 @@ async def facts_in(
         changes={override.name: override for override in overrides},
     )
     places = [*dict.fromkeys(place for rule in rules for place in maker.places_of(rule))]
-    counted = [(key, {bucket: limit}) for key, bucket, limit in places]
+    counted = [(counted_by, {bucket: limit}) for counted_by, bucket, limit in places]
     # The first asks for the time, if there is no window.
     own, *views = await inspect_keys(limiter, [(subject.key, {}), *counted])
     maker.windows = {place: view.windows[0] for place, view in zip(places, views, strict=True)}

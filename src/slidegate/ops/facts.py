@@ -148,7 +148,8 @@ class FactsOfRules:
         if not rule.by_function:
             return [(key, rule.bucket, rule.counted_limit(self.change_of(rule)))]
         limit_texts = ""
-        if key in self.traffic and not self.subject.among(rule):  # else it may be that of a request with the other key
+        # What an address was last counted by may be a limit for another key, with which a request came.
+        if key in self.traffic and not self.subject.among(rule):
             limit_texts = self.traffic[key].amounts.get(rule.rule, "")
         texts = [text.rpartition(": ")[2] for text in limit_texts.split("; ")]  # no name of a limit contains a colon
         return [(key, rule.bucket, _limit_in(text)) for text in texts if "/" in text]  # else it is that of permits
@@ -166,7 +167,7 @@ class FactsOfRules:
                 yield row._replace(requests=row.requests + where)
 
     def _of_middleware(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
-        for rule in sorted(rules, key=attrgetter("action")):  # an allowlist before a blocklist
+        for rule in sorted(rules, key=attrgetter("action")):  # "allowlist" before "blocklist"
             for row in self._of_list(rule):
                 yield row
                 if row.does is Verdict.PASSES and not row.note:  # nothing else decides about its requests
@@ -274,6 +275,7 @@ def _limit_in(text: str) -> AnyLimit:
 
 def _verdict_of(rule: PublishedRule, window: LimitState) -> Verdict:
     """Return what a limit does with one more request, if nothing else decides."""
+    # What a function says that a request costs is unknown. Only an unused window surely has room, as for most costs.
     is_surely_enough = not rule.cost_by_function or not window.used
     if window.remaining >= max(rule.cost, 1) and is_surely_enough:
         return Verdict.HAS_ROOM

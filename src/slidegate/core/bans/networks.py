@@ -62,7 +62,7 @@ class BannedNetworks:
         """
         begins_us = min(ban.since_us, now_us)
         # As `Ban.is_over` says, without a call for each of a thousand.
-        ended = [key for key, ban in self.bans.items() if ban.until_us is not None and ban.until_us <= begins_us]
+        ended = [key for key, old in self.bans.items() if old.until_us is not None and old.until_us <= begins_us]
         changed = self.without(*ended)
         changed.bans[ban.key] = ban
         if len(changed.bans) > MAX_NETWORKS:

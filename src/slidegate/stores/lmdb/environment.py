@@ -330,10 +330,11 @@ class Environment:
     def close(self) -> None:
         """Close the files; called under the lock of threads."""
         self.close_files()
-        self._state, self.kept.is_closed = State.CLOSED, True
+        self._state = State.CLOSED
+        self.kept.is_closed = True
 
     def close_files(self) -> None:
-        """Close what is open, as in a forked child; the gate first, which the parent may hold."""
+        """Close what is open, as in a forked child: the gate first, because its parent may be behind it."""
         self._inside = 0
         self._opening = None
         self.gate.close()
@@ -400,7 +401,8 @@ def _close(environment: Environment, keep_s: float, wait_s: float) -> bool:
 
     Args:
         keep_s: How long a copy may take.
-        wait_s: How long to wait for other threads; for ever, the files are closed even if the copy takes too long.
+        wait_s: How long to wait for other threads. If it is for ever, the files are closed also where others have held
+            the locks of the copy for too long.
     """
     try:
         if environment.is_open and environment.options.create:
@@ -410,7 +412,7 @@ def _close(environment: Environment, keep_s: float, wait_s: float) -> bool:
             return False
     except SlidegateError:  # the disk is full, or a later version has written the file
         pass
-    except BaseException:  # of a signal handler; LMDB opens no file twice
+    except BaseException:  # of a signal handler: closed all the same, because LMDB opens no file twice
         _close_unused(environment, wait_s)
         raise
     return _close_unused(environment, wait_s)

@@ -65,7 +65,7 @@ class MemoryBanRows:
         # A heap of (end, policy, key). Every change adds an entry, and outdated entries are skipped.
         self._ends: list[_End] = []
         self._untrimmed: list[_End] = []
-        """A heap whose entries go into the other one, but for those that are outdated."""
+        """The heap of before, most of which is outdated; the rest moves to `_ends`, a few entries with each new one."""
 
     def bans_of(self, key: str) -> list[Ban]:
         bans = self.networks.of(key)

@@ -25,8 +25,9 @@ from .clients import Node, OwnClients
 DEPTH: Final = 2
 """How many calls are under way on a connection. A third one would wait behind two in the server."""
 IDLE_S: Final = 0.01
+"""A connection that has rested for so long is looked at before it is written to."""
 CHECKED_S: Final = 1.0
-"""After so long a rest, or so long after it was last looked at, a connection is looked at."""
+"""So is one that was last looked at so long ago, also without a rest."""
 MOST_NODES: Final = 3
 """How many nodes of a cluster a call is sent to, until one has the slot."""
 
@@ -93,7 +94,7 @@ class Link:
             raise
 
     def _is_due(self, now_s: float) -> bool:
-        """Return whether the connection has to be opened, or may have ended; under a call it does not rest."""
+        """Return whether the connection has to be opened, or looked at; while a call reads, it does not rest."""
         if self._connection is None or not self._connection.is_connected or now_s - self._checked_s > CHECKED_S:
             return True
         return now_s - self._used_s > IDLE_S and not self._reading.locked()
@@ -115,16 +116,17 @@ class Link:
         self._checked_s = monotonic()
 
     async def _is_open(self) -> bool:
-        """Return whether the connection is open; if so, log in with a new token, if there is one.
+        """Look at the connection, and return whether it is open; one that has ended is closed.
 
-        An open one has nothing to read, because all that was asked is answered. One that has ended is closed.
+        An open one has nothing to read, because all that was asked is answered. It logs in with a new token, if there
+        is one.
         """
         connection = self._connection
         if not connection.is_connected:
             return False
         for _ in range(2):  # so that the event loop reads what has come: it may be the end of the connection
             await asyncio.sleep(0)
-        with suppress(RedisError):  # it has ended
+        with suppress(RedisError):  # which says that it has ended
             if await connection.read_response(timeout=0) is None:  # nothing has come
                 await connection.re_auth()
                 return True

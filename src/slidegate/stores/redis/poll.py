@@ -122,8 +122,8 @@ class Polled:
         """Do nothing: the next call polls again."""
 
     def _check_data(self, life: bytes, naming: bytes) -> None:
-        """Check that there is data of workers, whose names of keys this store would make, too; else it is unknown."""
-        self.life, self.due_ns = b"", 0
+        """Check that there is data of workers, whose names of keys this store would make, too."""
+        self.life, self.due_ns = b"", 0  # so that after an error the next call polls again
         name = self.names[0].decode()
         if not life:
             raise StoreUnavailable(

@@ -58,7 +58,8 @@ class Refusals:
         """
         subject: Hashable = question.checks
         lasts_us = TRUST_US
-        for spent, leaves_us, _, _ in decision.readings:  # that by a ban has none
+        # It repeats what it says of each window, also of those with room. A refusal by a ban says nothing of them.
+        for spent, leaves_us, _, _ in decision.readings:
             if spent and leaves_us:  # permits leave at no known time
                 lasts_us = min(lasts_us, leaves_us - decision.now_us)
         if decision.ban is not None:
@@ -68,10 +69,11 @@ class Refusals:
         until_us = self._time.sent_us(sent_ns) + lasts_us
         self._last_until_us = max(self._last_until_us, until_us)
         windows = windows_of(question.checks)
+        # A copy, because the decision is handed out, and its request may change it.
         known = KeptAnswer(copy(decision), sent_ns, until_us, amounts_of(question.checks), windows)
         remember(self.known, subject, known)
 
     def end(self, question: Question) -> None:
-        """End those that share windows with a question that was charged: they have other numbers now."""
+        """End the refusals that share windows with a question that was charged: they have other numbers now."""
         if self._time.local_us() < self._last_until_us:
             self._changes.note(windows_of(question.checks))
