@@ -92,15 +92,7 @@ def reported(on_error: str, at_endpoints: str, *, ignores: bool = False) -> list
 
 
 @pytest.mark.all
-@pytest.mark.parametrize(
-    ("on_error", "at_endpoints"),
-    [
-        ("deny", ""),
-        ("local", ""),
-        ("allow", ""),
-        ("local", "deny"),
-    ],
-)
+@pytest.mark.parametrize(("on_error", "at_endpoints"), [("deny", ""), ("local", ""), ("allow", ""), ("local", "deny")])
 def test_an_outage_is_reported_as_often_for_many_requests_as_for_few(on_error: str, at_endpoints: str) -> None:
     """A limit at an endpoint that refuses with 503 raises, which a tracker needs to be configured to ignore."""
     few, many = reported(on_error, at_endpoints, ignores=bool(at_endpoints))

@@ -102,11 +102,7 @@ MAKERS: dict[str, tuple[Any, Callable[..., Any], dict[str, dict[str, Any]]]] = {
     "Dashboard": (
         Dashboard,
         lambda limiter=None, **options: Starlette(routes=[Mount("/", Dashboard(limiter, **options))]),
-        {
-            "changes": {"limiter": Limiter(), **TOKEN},
-            "user": {"limiter": Limiter()},
-            "limiter": TOKEN,
-        },
+        {"changes": {"limiter": Limiter(), **TOKEN}, "user": {"limiter": Limiter()}, "limiter": TOKEN},
     ),
 }
 """What has options, what makes an application with some, and what else an option needs."""

@@ -148,8 +148,7 @@ async def becomes(app: RateLimitMiddleware, amount: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "backend"),
-    [("lmdb", "asyncio"), ("lmdb", "trio"), pytest.param("redis", "asyncio", marks=needs_redis)],
+    ("kind", "backend"), [("lmdb", "asyncio"), ("lmdb", "trio"), pytest.param("redis", "asyncio", marks=needs_redis)]
 )
 def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
     backend: str, another: Callable[[], Limiter], clock: FakeClock, monkeypatch: pytest.MonkeyPatch

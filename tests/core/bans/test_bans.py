@@ -39,10 +39,7 @@ def test_a_window_of_strikes_is_empty_when_it_says_so_and_not_earlier(amount: in
         window, _ = counter.charge(window, now_us, 1)
     ends_us = limit.expires_us(window)
     assert ends_us > now_us
-    assert [counter.spend(window, us, 0)[1][0] > 0 for us in (ends_us - 1, ends_us)] == [
-        True,
-        False,
-    ]
+    assert [counter.spend(window, us, 0)[1][0] > 0 for us in (ends_us - 1, ends_us)] == [True, False]
 
 
 def ban(key: str, until_us: int | None = 100, since_us: int = 0) -> Ban:
