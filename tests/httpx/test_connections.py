@@ -4,7 +4,6 @@ A store that hangs delays a request by its deadline, also one whose response ask
 """
 
 import asyncio
-import fcntl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -182,6 +181,7 @@ def hung(kind: str, path: Path, **options: Any) -> Iterator[Limiter]:
             server.resume()
             limiter.sync.close()
         return
+    fcntl = pytest.importorskip("fcntl")
     limiter = Limiter.from_url(f"lmdb://{path}/store", **options)
     assert limiter.sync.hit("k", "5/minute")
     with (path / "store" / "gate").open("rb") as gate:
