@@ -140,7 +140,7 @@ async def facts_in(
     )
     places = [*dict.fromkeys(place for rule in rules for place in maker.places_of(rule))]
     counted = [(counted_by, {bucket: limit}) for counted_by, bucket, limit in places]
-    # The first asks for the time, if there is no window.
+    # The first, without limits, has the time of the store also where there is no window.
     own, *views = await inspect_keys(limiter, [(subject.key, {}), *counted])
     maker.windows = {place: view.windows[0] for place, view in zip(places, views, strict=True)}
     workers = sum(publication.workers for publication in published)
