@@ -94,7 +94,6 @@ class ConfigReader:
 
     Attributes:
         of_limiter: The options of the limiter as they are written in the file, or their defaults.
-        written: The options as they are written in the file.
         unread: The file that it names and that could not be read, with its version before; empty for none.
     """
 
@@ -124,7 +123,6 @@ class ConfigReader:
             "is_in": lambda values: _listed(values, 'a list such as ["NL"]'),
             (BanPolicy, "exempt"): lambda value: self._list(value, "exempt"),
         }
-        self.of_limiter: dict[str, Any] = dict(OF_LIMITER)
         self.unread: tuple[str, FileVersion | None] = "", None
 
     def options(self) -> dict[str, Any]:
@@ -148,6 +146,14 @@ class ConfigReader:
         if is_clear:
             return ConfigurationError(str(error))
         return ConfigurationError(f"{self._path}: {error}")
+
+    def texts(self) -> set[str]:
+        """Return what a valid file says, value by value: ``default_limits 20/m``, ``rules {'path': '/login', ...}``."""
+        texts = set[str]()
+        for name, value in self._written.items():
+            values = value if isinstance(value, list) else [value]
+            texts.update(f"{name} {one}" for one in values)
+        return texts
 
     def limiter(self, address: str) -> Limiter:
         """Return the limiter that the file describes; call `options` before.
@@ -187,7 +193,7 @@ class ConfigReader:
         if not _LIMITING & data.keys():
             raise ConfigurationError('expected limits = "100/minute", or rules, or default_limits')
         options: dict[str, Any] = {}
-        self.written = data
+        self._written = data
         self._has_key = "key" in data
         for name in OPTIONS:  # in this order, as later ones need the client
             if name in data:

@@ -120,7 +120,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
                 text = "it cannot change while the application runs; restart the application"
                 raise reader.located(ConfigurationError(text, name))
         middleware = self._build(reader, options)
-        before, after = _texts_of(self._reader.written), _texts_of(reader.written)
+        before, after = self._reader.texts(), reader.texts()
         changes = [f"{'+' if text in after else '-'}{text}" for text in sorted(before ^ after)]
         saved = datetime.fromtimestamp(self.file.stat().st_mtime, UTC)
         listed = ", ".join([f"changes: {len(changes)}", *changes])
@@ -136,12 +136,3 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             self.limiter.engine.queues.wake()
 
         return len(middleware.rules), apply
-
-
-def _texts_of(written: Mapping[str, Any]) -> set[str]:
-    """Return what a file says, a text for each value: ``default_limits 20/m``, ``rules {'path': '/login', ...}``."""
-    texts = set[str]()
-    for name, value in written.items():
-        values = value if isinstance(value, list) else [value]
-        texts.update(f"{name} {one}" for one in values)
-    return texts

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar, Final, NoReturn, TypeVar
 from weakref import WeakValueDictionary
@@ -22,7 +23,7 @@ from ..core.bans.ban import Ban
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
-from ..core.errors import ConfigurationError, closed
+from ..core.errors import ConfigurationError, SlidegateError, closed
 from ..core.open_reservations import OpenReservations
 from ..core.passwords import AnySecret
 from ..core.reservation import Reservation
@@ -30,7 +31,7 @@ from ..core.store import COMMAND_DEADLINE_S, Clock, CountsPermits, Store
 from ..stores.forks import ProcessLock
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
-from .aio import answer_of, finish, in_background, on_asyncio, to_the_end, within
+from .aio import answer_of, finish, on_asyncio, to_the_end, within
 from .bans import NetworkLookup
 from .callers import BucketCaller, Caller, Callers, Owners, living
 from .failover import Failover, OnError, deadline_us_of
@@ -257,11 +258,9 @@ class Engine:
                     self.sync_runner.end()
 
     async def begin(self) -> None:
-        """Connect a store with a server, because the application starts; after `BEGIN_S`, in the background."""
-        if self.failover is not None and not self.closed:
-            connecting = in_background(self.store.connect())
-            if connecting is not None:
-                await asyncio.wait([connecting], timeout=BEGIN_S)
+        """Connect a store with a server, because the application starts; after `BEGIN_S` it goes on beside requests."""
+        with suppress(SlidegateError):  # the first question tries it again, and says so
+            await self.command(self.store.connect, BEGIN_S)  # type: ignore[arg-type]
 
     async def end(self) -> None:
         """Let requests, observers and rows finish, because the application ends or the limiter is being closed."""

@@ -140,7 +140,7 @@ async def facts_in(
     )
     places = [*dict.fromkeys(place for rule in rules for place in maker.places_of(rule))]
     counted = [(counted_by, {bucket: limit}) for counted_by, bucket, limit in places]
-    # The first, without limits, has the time of the store also where there is no window.
+    # The first asks for the time, if there is no window.
     own, *views = await inspect_keys(limiter, [(subject.key, {}), *counted])
     maker.windows = {place: view.windows[0] for place, view in zip(places, views, strict=True)}
     workers = sum(publication.workers for publication in published)
@@ -152,7 +152,8 @@ async def facts_in(
     if events is None:
         left_out.insert(0, NO_STATISTICS)
     else:
-        refusals = [event for event in events if event.kind == "refused" and _is_about(event, keys)][:MOST_REFUSALS]
+        own_events = [event for event in events if not keys.isdisjoint(map(event.details.get, SUBJECTS))]
+        refusals = [event for event in own_events if event.kind == "refused"][:MOST_REFUSALS]
     seen = next((traffic[name] for name in (subject.key, *clients) if name in traffic), None)
     off = maker.changes.get("*")
     return Facts(subject.key, own.unix_us, workers, off, rows, refusals, seen, left_out, maker.is_open)
@@ -180,8 +181,3 @@ async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[st
         if not number % BANS_AT_ONCE:
             await checkpoint()
     return found
-
-
-def _is_about(event: LoggedEvent, keys: Collection[str]) -> bool:
-    """Return whether an event names one of some keys."""
-    return any(event.details.get(name) in keys for name in SUBJECTS)

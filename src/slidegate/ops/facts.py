@@ -147,10 +147,10 @@ class FactsOfRules:
             return []
         if not rule.by_function:
             return [(key, rule.bucket, rule.counted_limit(self.change_of(rule)))]
+        limit_texts = ""
         # What an address was last counted by may be a limit for another key, with which a request came.
-        if key not in self.traffic or self.subject.among(rule):
-            return []
-        limit_texts = self.traffic[key].amounts.get(rule.rule, "")
+        if key in self.traffic and not self.subject.among(rule):
+            limit_texts = self.traffic[key].amounts.get(rule.rule, "")
         texts = [text.rpartition(": ")[2] for text in limit_texts.split("; ")]  # no name of a limit contains a colon
         return [(key, rule.bucket, _limit_in(text)) for text in texts if "/" in text]  # else it is that of permits
 

@@ -77,16 +77,15 @@ _BY_THEMSELVES: Final = (401, 403, 404, 429)
 """The statuses that tell of guesses, scans and limits."""
 
 
-def _permits_held(limiter: Limiter) -> int | None:
-    store = limiter.store
-    if isinstance(store, CountsPermits):
-        return store.permits_held()
-    return None
-
-
 GAUGES: Final = (
     Metric("slidegate.queued_requests", "{request}", (), "Requests that are queued.", lambda limiter: limiter.queued),
-    Metric("slidegate.active_permits", "{permit}", (), "Permits of concurrency limits in use.", _permits_held),
+    Metric(
+        "slidegate.active_permits",
+        "{permit}",
+        (),
+        "Permits of concurrency limits in use.",
+        lambda limiter: limiter.store.permits_held() if isinstance(limiter.store, CountsPermits) else None,
+    ),
     Metric(
         "slidegate.active_bans",
         "{ban}",

@@ -69,7 +69,6 @@ class Tally:
                 if request.refusal is not None:
                     refused.append(request)
                     continue
-                # From here on it is an admitted request, as those are that come without an outcome.
                 request = request.client, checks, request.route, request.duration_us, request.status
             # What all requests of a group have in common is counted below, and what clients have when it is written.
             client, checks, route, time_us, status = request

@@ -379,8 +379,6 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
 def close_environment(environment: Environment) -> Future[None] | None:
     """Close an environment if no other store of this process uses it, and what has changed is kept.
 
-    `_close` copies that. Then `_close_unused` closes under the lock of threads, unless a store was opened meanwhile.
-
     Returns:
         None, or the end of a thread that does so: where an event loop runs, or others hold the locks.
     """

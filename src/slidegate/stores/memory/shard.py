@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from ...core.bans.policy import STRIKES
 from ...core.counters import ALONE, apart
 from ...core.limits import AnyLimit, Concurrency
-from ...core.limits import Identity as SameWindow
+from ...core.limits import Identity as Window
 from ...core.quotas import Quota
 from ..shared import cell_of
 
@@ -24,7 +24,7 @@ STEP_WINDOWS: Final = 512
 COPIED: Final = 8
 """This many windows are copied in the time in which one is visited."""
 
-Identity: TypeAlias = tuple[str, SameWindow]
+Identity: TypeAlias = tuple[str, Window]
 """The rule, and the identity of the window within the rule."""
 Name: TypeAlias = str | int
 """A key, or the number of a shared cell."""
