@@ -25,10 +25,9 @@ from slidegate.stores.redis.link import DEPTH
 
 from .asgi import call, hello
 from .redis_servers import RedisServer, needs_redis
-from .stores.redis.stores import fresh_prefix
+from .stores.redis.stores import eventually, fresh_prefix
 
 TEXT: Final = "nobody has foreseen this"
-PLENTY_S: Final = 20
 
 
 class Raising(Coroutine[Any, Any, Any]):
@@ -79,15 +78,6 @@ def raising(name: str, number: int) -> Iterator[list[Raising]]:
     loop.set_task_factory(None)
 
 
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PLENTY_S):
-        while True:
-            answer = holds()
-            if (await answer) if isinstance(answer, Coroutine) else answer:
-                return
-            await asyncio.sleep(0.01)
-
-
 async def send(url: str, made: list[Raising]) -> int:
     async with Limiter.from_url(url, deadline="5s", on_error="deny") as limiter:
         batcher = limiter.store.batcher()  # type: ignore[attr-defined]
@@ -98,15 +88,15 @@ async def send(url: str, made: list[Raising]) -> int:
         async def all_are_served() -> bool:
             return all(await asyncio.gather(*(limiter.hit(f"user:{n}", "1000/hour") for n in range(200))))
 
-        await until(all_are_served)
-        await until(lambda: len(batcher._idle) == DEPTH)
+        await eventually(all_are_served)
+        await eventually(lambda: len(batcher._idle) == DEPTH)
         return made[0].left
 
 
 async def renew(url: str, made: list[Raising]) -> int:
     async with Limiter.from_url(url, deadline="5s") as limiter:
         taken = await answer_of(limiter.store.hit([(Bucket("render", [Concurrency(2)]), "ann", 1)]))
-        await until(lambda: made[0].left < -20)
+        await eventually(lambda: made[0].left < -20)
         assert taken
         return made[0].left
 
@@ -124,7 +114,7 @@ async def write(url: str, made: list[Raising]) -> int:
             await asyncio.sleep(0.03)
             return sent > 3 and (await Statistics.of(other).read("5m")).total.passed == sent
 
-        await until(all_are_written)
+        await eventually(all_are_written)
         return made[0].left
 
 
@@ -137,7 +127,7 @@ async def poll(url: str, made: list[Raising]) -> int:
                 await limiter.hit("ann", "100/minute", 0)
                 return [one.limit for one in limiter.engine.overrides.in_force.values()] == [f"{amount}/1m"]
 
-            await until(is_known)
+            await eventually(is_known)
         return made[0].left
 
 
@@ -203,7 +193,7 @@ async def test_no_task_keeps_the_context_of_the_request_that_happened_to_start_i
             gc.collect()
             return not any(isinstance(one, Body) for one in gc.get_objects())
 
-        await until(nobody_has_it)
+        await eventually(nobody_has_it)
 
 
 class Followed(FollowedFile):
