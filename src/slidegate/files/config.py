@@ -113,7 +113,7 @@ class ConfigReader:
             "rules": self._rules,
             "bans": self._policies,
             "messages": lambda table: self._from_table(MessageLimits, table),
-            "headers": _header_style,
+            "headers": lambda style: None if style == "none" else style,
             "networks": _file_names,
             "network": self._network_file,
             "combine": lambda parts: [self._key_or_client(part) for part in _listed(parts, _PARTS)],
@@ -342,13 +342,6 @@ class ConfigReader:
         if name not in self._opened:
             self._opened[name] = self._open(NetworkFile, path, f"a file, {_MMDB}")
         return self._opened[name]
-
-
-def _header_style(style: object) -> object:
-    """Return the style of header fields as code has it."""
-    if style == "none":
-        return None
-    return style
 
 
 def _listed(value: object, expected: str) -> list[Any]:
