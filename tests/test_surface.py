@@ -140,6 +140,7 @@ SECTIONS: Final[dict[str, tuple[str, Callable[[], Any]]]] = {
 }
 
 
+@pytest.mark.interpreted("compiled functions have no signatures")
 def test_the_page_says_what_others_rely_on(texts_in: Callable[..., None]) -> None:
     text = PAGE.read_text("utf-8")
 

@@ -201,6 +201,7 @@ class TestWrong(StoreContract):
 """
 
 
+@pytest.mark.interpreted("no class of a test derives from a compiled one")
 def test_a_test_of_the_copied_contract_that_fails_shows_the_values(tmp_path: Path) -> None:
     copy_contract(tmp_path)
     (tmp_path / "tests" / "test_wrong.py").write_text(WRONG, "utf-8")
