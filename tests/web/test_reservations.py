@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate.core.open_reservations import OpenReservations
 from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call
@@ -170,3 +171,12 @@ async def test_a_client_that_leaves_while_a_policy_asks_about_it_leaves_no_reser
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert not limiter.engine.reservations.by_window
+
+
+async def test_what_is_handed_back_again_is_noted_once() -> None:
+    decision = await Limiter().hit("user:ann", "5/minute")
+    noted = OpenReservations()
+    noted.open(decision, [decision.checks[0][0].by])
+    for _ in range(2):
+        noted.close(decision, decision.checks[0])
+        assert noted.by_window == {}

@@ -81,9 +81,9 @@ class BannedNetworks:
         tables: _Tables = {4: {}, 6: {}}
         for ban in self.bans.values():
             place = ban.network()
-            if place is not None:  # always
-                version, prefix, bits = place
-                tables[version].setdefault(BITS[version] - prefix, {})[bits] = ban
+            assert place is not None, "others are not kept"
+            version, prefix, bits = place
+            tables[version].setdefault(BITS[version] - prefix, {})[bits] = ban
         return tables
 
 
