@@ -30,7 +30,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "condition": (867, 18),
     "shadow": (986, 20),
     "idle wait": (783, 18),
-    "concurrency": (1294, 32),
+    "concurrency": (1296, 31),
     "refused by a limit": (782, 15),
     "an address banned": (631, 11),
     "dependency": (866, 20),

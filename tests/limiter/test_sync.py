@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -24,7 +25,6 @@ from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemorySt
 from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
 from slidegate.limiter import sync_runner
 from slidegate.limiter.aio import answer_of, in_background
-from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock
 
 from ..hurry import at_once, hurried
@@ -35,6 +35,7 @@ from .test_failover import LONG
 from .test_limiter import QUESTIONS
 
 WIDE = Bucket("wide", parse_limits("1000000/hour"))
+OFTEN = BanPolicy("40/10m", "1h")
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SlowStore])
@@ -119,41 +120,66 @@ class Interrupt(Exception):
     """What a signal handler raises, such as a timeout by SIGALRM."""
 
 
+MANY = tuple((WIDE, f"user:{key}", 1) for key in range(8))
+ASKED: dict[str, Callable[[Limiter], object]] = {
+    "hit": lambda limiter: limiter.store.hit(MANY[:1]),
+    "hit of several keys": lambda limiter: limiter.store.hit(MANY),
+    "peek": lambda limiter: limiter.store.peek(MANY),
+    "charge": lambda limiter: limiter.store.charge(MANY),
+    "refund": lambda limiter: limiter.sync.refund(limiter.sync.hit("user:1", "9000/hour")),
+    "ban": lambda limiter: limiter.sync.ban("user:9", "1h"),
+    "strike": lambda limiter: limiter.sync.strike("user:8", OFTEN),
+    "bans": lambda limiter: limiter.sync.bans(),
+    "reset": lambda limiter: limiter.sync.reset_all(),
+}
+"""Questions and commands of a thread, by name."""
+
+
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
-def test_whatever_a_signal_interrupts_the_next_is_answered(url: str, tmp_path: Path, rng: random.Random) -> None:
+@pytest.mark.parametrize("asks", [["hit"], [*ASKED]], ids=["hit", "all"])
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # interrupted before its first line
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_whatever_a_signal_interrupts_the_next_is_answered(
+    asks: list[str], url: str, tmp_path: Path, rng: random.Random
+) -> None:
     """Of any thread, and of another process."""
 
     def interrupt(*_: object) -> None:
         if asking:
             raise Interrupt
 
-    store, asking, before = open_store(url), False, signal.signal(signal.SIGALRM, interrupt)
+    def ask_each() -> None:
+        for name in asks:
+            ASKED[name](limiter)
+
+    if len(asks) > 1 and sys.version_info[:2] == (3, 14):
+        pytest.skip("CPython 3.14 itself leaves a lock locked where a signal handler raises at the begin of a `with`")
+    limiter = Limiter.from_url(url, deadline="60s")
+    asking, before = False, signal.signal(signal.SIGALRM, interrupt)
     trace = sys.gettrace()
     sys.settrace(None)  # a lock of coverage's would stay locked, too
     try:
-        for _ in range(400):
+        for _ in range(400 if len(asks) == 1 or url == "memory://" else 40):  # a ban of LMDB waits for the disk
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(20e-6, 400e-6))
             with suppress(Interrupt):
                 asking = True
-                for number in range(50):
-                    store.hit(((WIDE, f"user:{number % 8}", 1),))
+                for _ in range(50):
+                    ASKED[rng.choice(asks)](limiter)
                 asking = False  # within: the end of `suppress` may be interrupted, too
             asking = False
-            assert store.hit(((WIDE, "user:0", 1),)).allowed
+            # No pool, and not this thread: they would wait for ever for a lock that stays locked.
+            thread = threading.Thread(target=ask_each, daemon=True)
+            thread.start()
+            thread.join(LONG)
+            assert not thread.is_alive()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         sys.settrace(trace)
-    # No pool: it would wait for ever for a lock that stays locked.
-    threads = [threading.Thread(target=store.hit, args=[((WIDE, f"user:{key}", 1),)], daemon=True) for key in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
-        assert not thread.is_alive()
     if url != "memory://":
         with open(tmp_path / "store" / "gate", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    limiter.sync.close()
 
 
 def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +201,6 @@ def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatc
 
 THREADS = 4
 CALLS = 300
-OFTEN = BanPolicy("40/10m", "1h")
 
 
 async def hand_back(limiter: Limiter, decision: Decision) -> None:

@@ -26,7 +26,11 @@ class ForkHook:
 
 
 class ProcessLock:
-    """A lock; a child has a new one, whichever thread held that of its parent."""
+    """A lock; a child has a new one, whichever thread held that of its parent.
+
+    The two methods of ``with`` are those of the interpreter's lock, because a signal handler that raises would leave it
+    locked at the end of an ``__enter__`` written in Python, or before the first line of such an ``__exit__``.
+    """
 
     def __init__(self) -> None:
         self.restart()
@@ -36,11 +40,13 @@ class ProcessLock:
         """Make a new lock."""
         self._lock = Lock()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        return self._lock.__enter__
 
-    def __exit__(self, *raised: object) -> None:
-        self._lock.release()
+    @property
+    def __exit__(self) -> Callable[..., None]:
+        return self._lock.__exit__
 
 
 _objects: Final[WeakSet[ForkHook | ProcessLock]] = WeakSet()

@@ -7,10 +7,10 @@ copied when it grows, so the keys of a large store are divided among several sha
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ...core.bans.policy import STRIKES
 from ...core.counters import ALONE, apart
@@ -24,6 +24,8 @@ STEP_WINDOWS: Final = 512
 COPIED: Final = 8
 """This many windows are copied in the time in which one is visited."""
 
+T = TypeVar("T")
+
 Identity: TypeAlias = tuple[str, Window]
 """The rule, and the identity of the window within the rule."""
 Name: TypeAlias = str | int
@@ -32,38 +34,44 @@ Windows: TypeAlias = MutableMapping[Any, bytes]
 
 
 class Locks:
-    """The locks of several shards, which are acquired in the given order, and like one.
+    """The locks of several shards, like one lock.
 
     Args:
-        locks: The locks; only the thread that has one can release it.
+        locks: The locks, in the order in which they are acquired.
     """
 
     def __init__(self, locks: Sequence[Any]) -> None:
         self._locks = locks
 
     def acquire(self) -> None:
-        """Acquire all locks, or none if a signal handler raises meanwhile."""
-        try:
-            for lock in self._locks:
-                lock.acquire()
-        except BaseException:
-            release_if_held(self)
-            raise
+        """Acquire all locks, or some if a signal handler raises meanwhile; `release` releases those."""
+        for lock in self._locks:
+            lock.acquire()
 
     def release(self) -> None:
-        """Release all locks."""
+        """Release the locks that this thread has; it may have been interrupted between two of them."""
         for lock in self._locks:
-            lock.release()
+            release_if_held(lock)
 
-    def __enter__(self) -> None:
-        self.acquire()
 
-    def __exit__(self, *raised: object) -> None:
-        self.release()
+def locked(lock: Any, do: Callable[[], T]) -> T:
+    """Return what `do` returns under a lock, which no signal handler that raises leaves locked.
+
+    A ``with`` keeps that promise for a lock of the interpreter alone: a method ``__exit__`` of `Locks` could be ended
+    before its first line.
+    """
+    try:
+        lock.acquire()
+        answer = do()
+        lock.release()
+    except BaseException:
+        release_if_held(lock)
+        raise
+    return answer
 
 
 def release_if_held(lock: Any) -> None:
-    """Release a lock, or the first of several locks, unless this thread has none, as where it was interrupted."""
+    """Release a lock unless this thread does not have it, as where it was interrupted."""
     with suppress(RuntimeError):
         lock.release()
 

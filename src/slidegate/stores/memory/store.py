@@ -40,7 +40,7 @@ from ..forks import ForkHook
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, keys_shared, preview
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBanRows, MemoryBans
-from .shard import STEP_WINDOWS, Capacity, Identity, Locks, Name, Table, Tables, Windows, release_if_held
+from .shard import STEP_WINDOWS, Capacity, Identity, Locks, Name, Table, Tables, Windows, locked, release_if_held
 
 SHARD_KEYS: Final = 8_192
 """The most keys of a shard, if shards suffice: copying such a dict takes a fraction of a millisecond."""
@@ -187,10 +187,10 @@ class MemoryStore(Store):
                 decision = Decision(True, OK, now_us, checks, states, None)
             else:
                 decision = refuse(checks, states, now_us, self._refs)
+            lock.release()
         except BaseException:
             release_if_held(lock)
             raise
-        lock.release()
         if now_us >= self._sweep_us:
             self.tidy(now_us)
         return decision
@@ -202,36 +202,38 @@ class MemoryStore(Store):
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
-        with self._lock_of(checks):
-            return preview(checks, self._refs(checks), self.time_us())
+        return locked(self._lock_of(checks), lambda: preview(checks, self._refs(checks), self.time_us()))
 
     def inspect(self, checks: Sequence[Check]) -> Snapshot:
         self.expect_open()
-        with self._lock_of(checks):
-            windows = [windows[name] for _, _, windows, name, _ in self._refs(checks)]
-            return Snapshot(self.time_us(), self.unix_us(), windows)
+        return locked(
+            self._lock_of(checks),
+            lambda: Snapshot(
+                self.time_us(), self.unix_us(), [windows[name] for _, _, windows, name, _ in self._refs(checks)]
+            ),
+        )
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Decision:
         self.expect_open()
-        with self._lock_of(checks):
-            now_us = self._now_us()
-            decision = charge_all(checks, self._refs(checks, create=True), now_us)
-        self.tidy(now_us)
+        decision = locked(
+            self._lock_of(checks), lambda: charge_all(checks, self._refs(checks, create=True), self._now_us())
+        )
+        self.tidy(decision.now_us)
         return decision
 
     def refund(self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S) -> bool:
         self.expect_open()
         checks = [reservation.check for reservation in reservations]
-        with self._lock_of(checks):
-            return refund_all(reservations, self._refs(checks), self._now_us())
+        return locked(self._lock_of(checks), lambda: refund_all(reservations, self._refs(checks), self._now_us()))
 
     def release(self, decision: Decision) -> bool:
         """Return the permits of a decision at once; False if its reservations have to be refunded instead.
 
         They are in the window of the key, as for any charge.
         """
-        refs: list[WindowRef] = []
-        with self._lock_of(decision.checks):
+
+        def release() -> bool:
+            refs: list[WindowRef] = []
             if not decision.is_whole:
                 return False
             for bucket, key, cost in decision.checks:
@@ -242,6 +244,8 @@ class MemoryStore(Store):
                     refs.append((counter, cost, windows, key, is_charged))
             release_permits(decision, refs)
             return True
+
+        return locked(self._lock_of(decision.checks), release)
 
     def reset(self, key: str, names: Collection[str] = ()) -> bool:
         """Forget the windows of `key`; return whether it had spent units.
@@ -277,10 +281,12 @@ class MemoryStore(Store):
 
     def _clear(self, is_included: Callable[[Table], bool]) -> bool:
         """Delete the windows and cells of some tables; return whether any was in use."""
-        forgotten: list[tuple[Table, dict[Name, bytes]]] = []
-        with self._all:  # all locks, so that no question finds a part of the keys reset
-            for table in filter(is_included, self._every_table()):
-                forgotten += [(table, windows) for windows in table.clear()]
+        forgotten = locked(  # under all locks, so that no question finds a part of the keys reset
+            self._all,
+            lambda: [
+                (table, windows) for table in self._every_table() if is_included(table) for windows in table.clear()
+            ],
+        )
         # The windows are read here, and deallocated on return, without blocking other threads on a lock.
         now_us, unix_us = self.time_us(), self.unix_us()
         for table, windows in forgotten:
@@ -438,10 +444,12 @@ class MemoryStore(Store):
             self.observers.tell(*events)
         if now_us >= self._sweep_us:
             try:
-                if self._sweeping.acquire(blocking=False):
+                if self._sweeping.acquire(blocking=False):  # else another thread is sweeping
                     self._sweep(now_us)
-            finally:
-                release_if_held(self._sweeping)  # or another thread is sweeping
+                    self._sweeping.release()
+            except BaseException:
+                release_if_held(self._sweeping)
+                raise
 
     def _sweep(self, now_us: int) -> None:
         """Sweep some of the limits that are due; this takes little time."""
@@ -477,9 +485,12 @@ class MemoryStore(Store):
 
     def _drop(self, tables: Tables) -> bool:
         """Delete the tables of a limit unless there is a window in them; return whether they are deleted."""
-        with self._all:
+
+        def drop() -> bool:
             if any(tables):
                 return False
             self._tables.pop(tables.identity, None)
             self._places.clear()  # under all locks: no hit may go into windows that are no longer read
             return True
+
+        return locked(self._all, drop)
