@@ -102,7 +102,9 @@ class Hit(Request):
         if self.is_repeated:
             # How many equal hits were charged, and how long after that their first slice ends.
             charged, lasts_us = _LEASED.unpack(answer[-_LEASED.size :])
-            parts.leases.keep(question, decision, sent_ns, lasts_us, charged, spent, refund)
+            lease = parts.leases.granted(question, decision, sent_ns, lasts_us)
+            lease.used, lease.units = spent, [None] * (charged - spent)
+            parts.leases.keep(question, lease, refund)
             return admitted_before(decision, charged - 1, now_us)
         if not spent:
             refund(decision.begin_refund())

@@ -7,12 +7,19 @@ that Redis has charged are spent: either way no window contains more than its am
     worker       1   2 3    4    5                       | 3 are left, and are refunded by the moment of the slice
                  ^ asks     ^ asks nobody
 
-A lease is of one question: all of its checks are charged, or none. It ends with the first slice of its limits, or the
-first period of its quotas, but at most `TRUST_US` after it was asked for. The worker measures that time by its
-monotonic clock from before it asked: so a slow answer makes a lease shorter, and a worker that was stopped finds its
-lease ended.
+A lease is of one question: all of its checks are charged, or none. It begins when Redis admits the question a second
+time within about a second::
 
-What is left of a lease that has ended is refunded, unless Redis may have lost its units.
+                       used FEW times             units come
+    begins without units -----------> asks ahead ------------> has units, which hits take
+                                          ^                              |
+                                          '------------------------------'
+                                              all of them are spent
+    anywhere ----> ended: what is left is refunded, unless Redis may have lost it
+
+It ends by a change, see `changes`, with the first slice of its limits, or the first period of its quotas, but at most
+`TRUST_US` after it was asked for. The worker measures that time by its monotonic clock from before it asked: so a slow
+answer makes a lease shorter, and a worker that was stopped finds its lease ended.
 """
 
 from __future__ import annotations
@@ -50,11 +57,13 @@ Refund: TypeAlias = Callable[[Sequence[Reservation]], None]
 class UnitLease(KeptAnswer):
     """A lease. Its decision has the states of windows after all its units.
 
+    It has no windows: whatever else is charged to them, its units are charged already.
+
     Attributes:
         cleared: The questions for which it may be spent, one for each client that no ban refused.
         units: An element for each unit that is left; threads take them without a lock.
         used: How often the question was asked under it.
-        used_before: How often under the one before.
+        used_before: How often under the lease before.
         is_asking: Whether more units are asked for: of several equal hits in a call, one asks ahead.
     """
 
@@ -117,64 +126,63 @@ class UnitLeases:
         lease = self.by_checks.get(question.checks)
         if lease is None:
             return 0
-        now_us, used, used_before = self._time.local_us(), lease.used, lease.used_before
-        if not lease.holds(question, now_us, self._changes):
+        now_us = self._time.local_us()
+        if lease.holds(question, now_us, self._changes):
+            used, used_before = lease.used, lease.used_before
+        else:
             self.refund_rest(lease, refund)
-            # Under the next one, which this hit may begin, nothing was asked yet.
-            used_before = used
-            used = 0
             # It ended long ago: the question is no longer asked often.
             if now_us >= lease.until_us + TRUST_US:
                 self.by_checks.pop(question.checks, None)
                 return 0
+            # Nothing was asked yet under the next one, which this hit may begin.
+            used, used_before = 0, lease.used
         # Units that are left are for other clients, whom Redis has cleared.
         if lease.units or lease.is_asking or (used < FEW and used_before < 2 * FEW):
             return 0
         lease.is_asking = True
         return min(max(used, used_before // 2), MOST_AHEAD)
 
-    def keep(
-        self, question: Question, decision: Decision, sent_ns: int, lasts_us: int, units: int, used: int, refund: Refund
-    ) -> None:
-        """Keep the units that Redis has charged ahead, or refund them if the lease has ended.
+    def granted(self, question: Question, decision: Decision, sent_ns: int, lasts_us: int) -> UnitLease:
+        """Return the lease that Redis has granted with a decision, to which its units have to be added.
 
         Args:
-            decision: The decision of Redis.
+            decision: The decision.
             sent_ns: When it was asked for (monotonic).
             lasts_us: How long after its decision the first slice ends.
-            units: How many units were charged.
-            used: How many of them are spent.
-            refund: Refunds the others.
         """
-        came_us = self._time.local_us()
-        lasts_us -= lasts_us // CLOCK_ERROR + ROUNDING_US
-        until_us = self._time.sent_us(sent_ns) + min(lasts_us, TRUST_US)
-        left = units - used
-        # The lease has ended already: its slice is over, or a client or its network has been banned meanwhile.
-        if came_us >= until_us or self._changes.since(sent_ns, question.refusing):
-            self._refund(decision, left, sent_ns, refund)
-            return
-        lease = self.by_checks.get(question.checks)
-        if lease is None or not lease.holds(question, came_us, self._changes):
-            # It has no windows: whatever else is charged to them, its units are charged already.
-            lease = UnitLease(decision, sent_ns, until_us, amounts_of(question.checks), ())
-            self._replace(lease, question, until_us - came_us, refund)
-        lease.decision = decision  # of the same slices
-        lease.cleared.add(question)
-        if left:  # else this may be the answer to another hit, which asked for none ahead
-            lease.is_asking = False
-        lease.used += used
-        lease.units += [None] * left
+        surely_us = lasts_us - lasts_us // CLOCK_ERROR - ROUNDING_US
+        until_us = self._time.sent_us(sent_ns) + min(surely_us, TRUST_US)
+        return UnitLease(decision, sent_ns, until_us, amounts_of(question.checks), ())
 
-    def _replace(self, lease: UnitLease, question: Question, lasts_us: int, refund: Refund) -> None:
-        """Replace the last lease of a question by a new one, the rest of which is refunded when it has ended."""
+    def keep(self, question: Question, lease: UnitLease, refund: Refund) -> None:
+        """Keep a lease that was just granted, as a part of the one that goes on, or in place of the one that has ended.
+
+        Args:
+            refund: Refunds what is left of those that have ended.
+        """
+        now_us = self._time.local_us()
+        # Its slice is over, or a client or its network has been banned since it was asked for.
+        if not lease.holds(question, now_us, self._changes):
+            self.refund_rest(lease, refund)
+            return
         last = self.by_checks.get(question.checks)
+        # The last one is of the same slices.
+        if last is not None and last.holds(question, now_us, self._changes):
+            last.decision = lease.decision
+            last.cleared.add(question)
+            last.used += lease.used
+            last.units += lease.units
+            if lease.units:  # else this may be the answer to another hit, which asked for none ahead
+                last.is_asking = False
+            return
         if last is not None:
             lease.used_before = last.used
             self.refund_rest(last, refund)
+        lease.cleared.add(question)
         remember(self.by_checks, question.checks, lease)
         if self._time.is_real:  # those of all keys end with the same slices: refunds are spread over half as long
-            refunded_s = lasts_us / 1_000_000 * (1 + random() / 2)
+            refunded_s = (lease.until_us - now_us) / 1_000_000 * (1 + random() / 2)
             asyncio.get_running_loop().call_later(refunded_s, self.refund_rest, lease, refund)
 
     def note_refusal(self, question: Question, *, is_banned: bool = False) -> None:
@@ -187,18 +195,15 @@ class UnitLeases:
             lease.cleared.discard(question)
 
     def refund_rest(self, lease: UnitLease, refund: Refund) -> None:
-        """Refund what is left of a lease, after which no client spends it."""
+        """Refund what is left of a lease, unless Redis may have lost it; after that no client spends it."""
         lease.cleared.clear()
         left = 0
         while lease.take():
             left += 1
-        self._refund(lease.decision, left, lease.sent_ns, refund)
-
-    def _refund(self, decision: Decision, units: int, sent_ns: int, refund: Refund) -> None:
-        """Refund units that were charged by a decision, unless Redis may have lost them since they were asked for."""
+        decision = lease.decision
         names = [*windows_of(decision.checks), *[key for _, key, _ in decision.checks]]
-        if units and not self._changes.losses.since(sent_ns, names):
-            refund(charges_of(decision, units))
+        if left and not self._changes.losses.since(lease.sent_ns, names):
+            refund(charges_of(decision, left))
 
     def refund_all(self, refund: Refund) -> None:
         """Refund what is left of all leases."""
