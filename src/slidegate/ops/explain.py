@@ -12,7 +12,7 @@ from ..core import Ban
 from ..limiter import Override, Publication, inspect_keys, keys_refusing
 from .facts import Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
-from .published_rules import EVERY, of_workers
+from .published_rules import EVERY, of_workers, rules_of
 from .recent_events import SUBJECTS, LoggedEvent
 from .rows import as_json, listed, named, seconds, span
 from .slices import CLIENTS, KEYS, WORKERS, read_events, read_ranking
@@ -127,7 +127,7 @@ async def facts_in(
     """
     subject = Subject(limiter, key)
     published = published or [Publication(0, ())]  # without rules its bans are known
-    rules = [rule for publication in published for rule in publication.rules]
+    rules = rules_of(published)
     keys = {subject.key, *map(subject.counted_by, rules)} - {"", EVERYONE}
     traffic = {client.key: client for ranking in rankings for client in ranking.each()}
     clients = [subject.counted_by(rule) for rule in rules if rule.action == "client"]

@@ -48,6 +48,11 @@ class RuleRow(NamedTuple):
     workers: str = ""
 
 
+def rules_of(published: Iterable[Publication]) -> list[PublishedRule]:
+    """Return the rules of all workers."""
+    return [rule for publication in published for rule in publication.rules]
+
+
 def rule_rows(published: Sequence[Publication]) -> list[RuleRow]:
     """Return the rules of all workers, those first that only some of them have."""
     workers = sum(publication.workers for publication in published if publication.is_readable)
@@ -155,8 +160,7 @@ async def check_key(limiter: Limiter, key: str) -> None:
         # Counted by this process, or under a published rule.
         counting = [
             (key, {rule.bucket: rule.counted_limit()})
-            for publication in await limiter.published()
-            for rule in publication.rules
+            for rule in rules_of(await limiter.published())
             if rule.bucket and rule.limit
         ]
         views = [await limiter.inspect(key), *await inspect_keys(limiter, counting)]
@@ -196,8 +200,7 @@ def where_banned(published: Sequence[Publication], key: str) -> str:
     """
     if network_of(key) is not None or _OF_CLIENT.match(key):
         return _EVERYWHERE
-    rules = [rule for publication in published for rule in publication.rules]
-    requests = where_read(rule for rule in rules if key.startswith(beginnings_of(rule.key)))
+    requests = where_read(rule for rule in rules_of(published) if key.startswith(beginnings_of(rule.key)))
     if requests == EVERY:
         return _EVERYWHERE
     remedy = _remedy_of(kind_of(key))

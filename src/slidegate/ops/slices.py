@@ -273,9 +273,10 @@ async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: st
     kind, step_us, number_of_steps = steps
     last = now_us // step_us
     first = max(last - number_of_steps + 1, 0)
-    stats = Stats(step_us, first * step_us, Traffic(), {}, {}, [Traffic() for _ in range(number_of_steps)], [])
+    rows, workers = await together(limiter.rows(kind, first, last), _read_workers(limiter, now_us))
+    stats = Stats(step_us, first * step_us, Traffic(), {}, {}, [Traffic() for _ in range(number_of_steps)], workers)
     earliest = last
-    for number, _, row in await limiter.rows(kind, first, last):
+    for number, _, row in rows:
         earliest = min(earliest, number)
         for (rules, of_route), traffic in Series.unpacked(row):
             if rule and rule not in rules:
@@ -284,7 +285,6 @@ async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: st
                 continue
             stats.add(number - first, rules, of_route, traffic)
         await pause()
-    stats.workers.extend(await _read_workers(limiter, now_us))
     # The counts begin with the window, or when the first worker began or the first request came.
     counting_s = max((worker.counting_s for worker in stats.workers), default=0)
     from_us = min(now_us - int(counting_s * 1_000_000), earliest * step_us)

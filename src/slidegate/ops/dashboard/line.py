@@ -131,8 +131,9 @@ def line_of(refusals: Refusals) -> Line:
     if refusals.is_cut:
         least = "at least "
     if refusals.whole:
-        clients = f"{least}{count(refusals.clients)}, {count(refusals.whole)} times"
-        texts.append(f"Clients refused: {clients}, most by {refusals.rule}")
+        texts.append(
+            f"Clients refused: {least}{count(refusals.clients)}, {count(refusals.whole)} times, most by {refusals.rule}"
+        )
     for row in refusals.rows:
         if not row.is_banned and row.refused > refusals.whole / 2 and refusals.whole >= MIN_REFUSALS:
             kind = "one"

@@ -24,6 +24,7 @@ from ...core import Ban
 from ...limiter import Action, Override, Publication, keys_refusing
 from ..explain import MOST_CLIENTS, MOST_EVENTS, Facts, facts_in
 from ..kinds import EVERYONE
+from ..published_rules import rules_of
 from ..rows import key_of, span
 from ..slices import CLIENTS, KEYS, Clients, read_events, read_ranking, read_stats, steps_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
@@ -196,9 +197,10 @@ class Service:
 
     async def _read_refusals(self) -> Refusals:
         """Read who was refused in the last five minutes."""
-        counts, ranking, published = await together(self.counts(WINDOW), self.ranking(CLIENTS), self.published())
-        rules = [rule for publication in published for rule in publication.rules]
-        of_everyone = {rule.rule for rule in rules if rule.key == EVERYONE}
+        counts, ranking, published, _ = await together(
+            self.counts(WINDOW), self.ranking(CLIENTS), self.published(), self.bans()
+        )
+        of_everyone = {rule.rule for rule in rules_of(published) if rule.key == EVERYONE}
         proxies = [middleware.policy.address.networks for middleware in self.limiter.middlewares]
         rows = await self.rows(ranking.refused, partial(caution_of, of_everyone=of_everyone, proxies=proxies))
         return refusals_of(rows, counts.stats.total.refused)
@@ -210,11 +212,13 @@ class Service:
         bans = await self.bans()
         rows = []
         for client in clients:
-            rule, by = client.rule, client.refused_by
-            is_banned = bans.refusing(self.limiter, client.key) is not None
+            rule = client.rule
             limits = client.amounts.get(rule, "")
-            row = ClientRow(client.key, rule, limits, client.refused, client.requests, by, is_banned, caution(client))
-            rows.append(row)
+            is_banned = bans.refusing(self.limiter, client.key) is not None
+            by = client.refused_by
+            rows.append(
+                ClientRow(client.key, rule, limits, client.refused, client.requests, by, is_banned, caution(client))
+            )
             await checkpoint()  # a look-up takes up to half a millisecond
         return sorted(rows, key=lambda row: (-row.refused, -row.requests, row.key))
 

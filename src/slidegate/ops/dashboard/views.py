@@ -13,7 +13,7 @@ from ..statistics import LoggedEvent, Ranking
 from ..tasks import together
 from .counts import curve_of, marks_of
 from .line import ClientRow
-from .service import WINDOW, Service
+from .service import WINDOW, Client, Service
 from .texts import grouped
 
 MAX_CLIENTS: Final = 24
@@ -81,10 +81,9 @@ def _shadowed(events: Iterable[LoggedEvent], rule: str) -> list[tuple[str, int]]
 
 async def clients(service: Service, query: Query) -> Variables:
     """Return the clients, other keys and networks of the last five minutes, and the one that the query names."""
-    ranking, keys, networks = await together(service.ranking(CLIENTS), service.ranking(KEYS), service.networks())
-    client = None
-    if query.get("key"):
-        client = await service.client(query["key"])
+    ranking, keys, networks, client, _ = await together(
+        service.ranking(CLIENTS), service.ranking(KEYS), service.networks(), _client(service, query), service.bans()
+    )
     return {
         "client": client,
         "clients": await _ranked(service, ranking),
@@ -93,10 +92,15 @@ async def clients(service: Service, query: Query) -> Variables:
     }
 
 
+async def _client(service: Service, query: Query) -> Client | None:
+    if query.get("key"):
+        return await service.client(query["key"])
+    return None
+
+
 async def _ranked(service: Service, ranking: Ranking) -> list[ClientRow]:
     """Return the rows of the most refused and of the busiest, the most refused first."""
-    listed = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS]).each()
-    return await service.rows(listed)
+    return await service.rows(Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS]).each())
 
 
 async def bans(service: Service, query: Query) -> Variables:
@@ -104,8 +108,11 @@ async def bans(service: Service, query: Query) -> Variables:
     in_force, history, events, counts = await together(
         service.bans(), service.history(), service.events(), service.counts(WINDOW)
     )
-    rows = _happened(history, counts.with_starts(events))
-    return {"bans": in_force.all, "newest": in_force.newest[:MAX_ROWS], "happened": rows}
+    return {
+        "bans": in_force.all,
+        "newest": in_force.newest[:MAX_ROWS],
+        "happened": _happened(history, counts.with_starts(events)),
+    }
 
 
 def _happened(history: Iterable[Action], events: Iterable[LoggedEvent]) -> list[list[LoggedEvent]]:
