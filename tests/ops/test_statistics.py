@@ -43,7 +43,7 @@ from slidegate.ops.traffic import MAX_NAMES, ClientTraffic
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.windows.histogram import BUCKETS
 
-from ..asgi import PEER, call, hello, page, statuses
+from ..asgi import PEER, call, page
 from ..hurry import THREADS, race
 from ..redis_servers import AT_REDIS
 from ..served_by_workers import AMOUNT, NAME
@@ -866,42 +866,3 @@ def test_workers_sum_up_and_a_killed_one_loses_five_seconds(url: str, tmp_path: 
         # Its metrics are in files: nothing is lost, and it is counted once after it was replaced.
         answered = statuses[429] - 100
         assert answered <= refusals(scraped(site, answered)) <= answered + statuses[0]
-
-
-# -- which requests are counted: those that a rule exempts are not, unless something else has counted them -------------
-
-EXEMPT = Rule("/health", exempt=True)
-FIRST: dict[str, tuple[dict[str, Any], int]] = {
-    "an exempt rule alone": ({"rules": [EXEMPT]}, 0),
-    "by a condition": ({"rules": [Rule("*", exempt=True, when=lambda request: True), Rule("*", "9/minute")]}, 0),
-    "a limit before it": ({"rules": [Rule("*", "9/minute"), EXEMPT]}, 1),
-    "a shadow before it": ({"rules": [Rule("*", "9/minute", shadow=True), EXEMPT]}, 1),
-    "a ban": ({"rules": [EXEMPT], "bans": BanPolicy("1/m", "1h", signals={"/health": "ban"})}, 0),
-    "no rule at all": ({"rules": []}, 1),
-}
-"""What a middleware has, and whether it counts requests to /health."""
-
-
-@pytest.mark.parametrize("name", FIRST)
-async def test_what_a_rule_exempts_is_not_counted(name: str) -> None:
-    options, counted = FIRST[name]
-    limiter = Limiter()
-    statistics = Statistics.of(limiter)
-    app = Starlette(routes=[Route("/health", page)])
-    app.add_middleware(RateLimitMiddleware, limiter=limiter, **options)
-    assert await statuses(app, 3, "/health") == [200] * 3
-    stats = await statistics.read()
-    assert (stats.total.passed, sum(one.passed for one in stats.routes.values())) == (3 * counted, 3 * counted)
-    assert (stats.total.p95_us is None) == (counted == 0)
-
-
-async def test_an_exempt_request_that_a_ban_or_an_inner_limit_decides_is_counted() -> None:
-    limiter = Limiter()
-    statistics = Statistics.of(limiter)
-    inner = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", "9/minute", name="inner")])
-    app = RateLimitMiddleware(inner, limiter=limiter, rules=[EXEMPT])
-    assert await statuses(app, 2, "/health") == [200] * 2
-    await limiter.ban(PEER, "1h")
-    assert await statuses(app, 3, "/health") == [403] * 3
-    stats = await statistics.read()
-    assert (stats.total.passed, stats.rules["inner"].passed, stats.total.banned) == (2, 2, 3)
