@@ -18,8 +18,15 @@ The file of counts is opened and closed in a turn, too::
 
     any of them ---- the last store of this process was closed ----> CLOSED
 
+That ends the environment; a store that comes later to this path makes another one::
+
+    the last store leaves ----> what is not kept is copied ----> under the lock of threads ----> CLOSED
+                                                                   |
+                                                   a store has come meanwhile: all goes on
+
 On an event loop nothing of that is done, but in a constructor: a thread opens and fills the file, or copies and closes,
-and meanwhile questions find it taken, as behind the gate of another process.
+and meanwhile questions find it taken, as behind the gate of another process. Without a loop, a store that leaves copies
+and closes itself; if others are in the way for too long, a thread goes on with that.
 
 Neither an environment nor a file lock survives `fork`: a child closes what it has inherited, and opens the files again;
 a fork waits for the end of transactions.
@@ -70,6 +77,13 @@ EXAMINE_EVERY_S: Final = 1.0
 NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
 """Errors of LMDB after which it goes on."""
 
+_open: Final[dict[Path, Environment]] = {}
+"""The environments of this process: one for each path, however many stores use it, because LMDB opens no file twice."""
+_counting: Final = ProcessLock()
+"""Held for a moment where a store comes or leaves, which waits for no transaction; within it no other lock is taken."""
+_FOR_EVER_S: Final = -1
+"""How `threading` writes it."""
+
 
 class State(Enum):
     """The state of the file of counts."""
@@ -109,6 +123,11 @@ class Environment:
         self._examine_at_s = 0.0
         self._opening: Future[None] | None = None  # the end of the last thread that opened the files for an event loop
         self._open_again_s = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file of counts can be used."""
+        return self._state is State.OPEN
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
@@ -172,9 +191,11 @@ class Environment:
     def failure(self, error: Exception) -> StoreUnavailable:
         """Return the error to raise for an error of LMDB or the system; the next `run` does what it calls for."""
         failed = StoreUnavailable(f"lmdb: {self.path}: {error}")
+        # What needs no room goes on.
         if isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
-            failed.concerns = "request"  # what needs no room goes on
+            failed.concerns = "request"
             return failed
+        # Nothing is wrong with the file, or another thread has found that before.
         if not self.is_open or not isinstance(error, lmdb.Error) or isinstance(error, NO_ROOM):
             return failed
         self._state = State.FAILED
@@ -245,18 +266,20 @@ class Environment:
         if self.is_open:
             if not self.gate.enter():
                 return False
+            # As nearly always: about once a second is looked whether the files are still those at their paths.
             now_s = time.monotonic()
             if now_s < self._examine_at_s:
-                return True  # as nearly always
+                return True
             if self._is_in_place():
                 self._examine_at_s = now_s + EXAMINE_EVERY_S
                 return True
         if self._state is State.CLOSED:
             return False
+        # They have to be opened, which may take long.
         if on_loop() and not opens and self._open_in_thread():
             return False
         try:
-            return self._open()
+            return self._open_files()
         except ConfigurationError as error:
             raise StoreUnavailable(str(error)) from error
         except OSError as error:
@@ -280,7 +303,7 @@ class Environment:
         self._opening = in_background(self.start)
         return self._opening is not None
 
-    def _open(self) -> bool:
+    def _open_files(self) -> bool:
         """Open what is not open, and close what is not in place; return False if that has to be tried again."""
         if not self.gate.is_open:
             check_directory(self.path, create=self.options.create)
@@ -288,14 +311,15 @@ class Environment:
         if not self.gate.enter():
             return False
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
+        # The file of counts was deleted or replaced. A process that used it emits the event: the one that creates it
+        # again may be a tool, or a new worker.
         if self.is_open and not self.counts.is_in_place():
-            # The file was deleted or replaced. A process that used it emits the event: the one that creates it again
-            # may be a tool, or a new worker.
             self.pending_events.append(restarted(f"files in {self.path} were deleted or replaced"))
             self._shut()
+        # So was the gate: the next try enters the new one.
         if not self.gate.is_in_place():
             self._shut()
-            self.gate.close()  # the next try enters the new one
+            self.gate.close()
             return False
         if self.is_open:
             return True
@@ -316,22 +340,62 @@ class Environment:
 
     # -- closing -----------------------------------------------------------------------------------------------------
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the file of counts can be used."""
-        return self._state is State.OPEN
+    def leave(self) -> Future[None] | None:
+        """Have one user less; if there is no other, copy what is not kept yet, and close the files for good.
 
-    def _shut(self) -> None:
-        """Close the file of counts."""
-        if self._state in (State.OPEN, State.FAILED):
-            self._state, self._damage = State.SHUT, ""
-            self.counts.close()
+        Returns:
+            None, or the end of a thread that does so: where an event loop runs, or others are in the way.
+        """
+        with _counting:
+            self.users -= 1
+            if self.users:
+                return None
+        # Here, but on a loop only where nothing is open, and so nothing copied.
+        if running_loop() is None or not self.is_open:
+            wait_s = patience_s()
+            if self._copy_and_close(wait_s, wait_s):
+                return None
+        close = partial(self._copy_and_close, COMMAND_DEADLINE_S, _FOR_EVER_S)
+        closing = in_background(close)
+        if closing is None:
+            close()
+        return closing
 
-    def close(self) -> None:
-        """Close the files; called under the lock of threads."""
-        self.close_files()
-        self._state = State.CLOSED
-        self.kept.is_closed = True
+    def _copy_and_close(self, copy_s: float, turn_s: float) -> bool:
+        """Copy what is not kept yet, and close the files; return False if others were in the way for too long.
+
+        Args:
+            copy_s: How long to wait for others that copy.
+            turn_s: How long to wait for threads that have their turn. If for ever, this is the last try.
+        """
+        closes = True
+        try:
+            if self.is_open and self.options.create:
+                self.kept.keep(copy_s)
+        except StoreTimeout:
+            closes = turn_s == _FOR_EVER_S  # the last try leaves the copy to another process
+        except SlidegateError:  # the disk is full, or a later version has written the file
+            pass
+        finally:  # also where a signal handler has raised
+            is_closed = closes and self._close_unused(turn_s)
+        return is_closed
+
+    def _close_unused(self, turn_s: float) -> bool:
+        """Close the files for good, unless a store uses them; return False if other threads had their turns so long."""
+        try:
+            if not THREAD_LOCK.lock.acquire(timeout=turn_s):
+                return False
+            with _counting:
+                if self.users or self._state is State.CLOSED:
+                    return True
+                del _open[self.path]
+            self.close_files()
+            self._state = State.CLOSED
+            self.kept.is_closed = True
+            return True
+        finally:
+            with suppress(RuntimeError):  # another thread has it
+                THREAD_LOCK.lock.release()
 
     def close_files(self) -> None:
         """Close what is open, as in a forked child: the gate first, because its parent may be behind it."""
@@ -340,19 +404,15 @@ class Environment:
         self.gate.close()
         self._shut()
 
-
-# -- those of this process ---------------------------------------------------------------------------------------------
-
-
-_open: Final[dict[Path, Environment]] = {}
-"""One for each path, however many stores use it, because LMDB opens no file twice."""
-_FOR_EVER_S: Final = -1
-_counting: Final = ProcessLock()
-"""Held while an environment gets a user or loses one."""
+    def _shut(self) -> None:
+        """Close the file of counts."""
+        if self._state in (State.OPEN, State.FAILED):
+            self._state, self._damage = State.SHUT, ""
+            self.counts.close()
 
 
 def open_environment(path: str | PathLike[str], options: Options) -> Environment:
-    """Return the environment at a path, opened once per process; `close_environment` has to be called for each result.
+    """Return the environment at a path, opened once per process; each user calls its `leave` in the end.
 
     Raises:
         ConfigurationError: The path cannot be used, or is open with other options.
@@ -371,68 +431,9 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         if not environment.is_open:
             environment.start()
     except BaseException:
-        close_environment(environment)
+        environment.leave()
         raise
     return environment
-
-
-def close_environment(environment: Environment) -> Future[None] | None:
-    """Close an environment if no other store of this process uses it, and what has changed is kept.
-
-    Returns:
-        None, or the end of a thread that does so: where an event loop runs, or others hold the locks.
-    """
-    with _counting:
-        environment.users -= 1
-        if environment.users:
-            return None
-    wait_s = patience_s()
-    if (running_loop() is None or not environment.is_open) and _close(environment, wait_s, wait_s):
-        return None
-    close = partial(_close, environment, COMMAND_DEADLINE_S, _FOR_EVER_S)
-    closing = in_background(close)
-    if closing is None:
-        close()
-    return closing
-
-
-def _close(environment: Environment, keep_s: float, wait_s: float) -> bool:
-    """Copy what is not kept yet, and close an environment; return False if others hold the locks for too long.
-
-    Args:
-        keep_s: How long a copy may take.
-        wait_s: How long to wait for other threads. If it is for ever, the files are closed also where others have held
-            the locks of the copy for too long.
-    """
-    try:
-        if environment.is_open and environment.options.create:
-            environment.kept.keep(keep_s)
-    except StoreTimeout:
-        if wait_s != _FOR_EVER_S:
-            return False
-    except SlidegateError:  # the disk is full, or a later version has written the file
-        pass
-    except BaseException:  # of a signal handler: closed all the same, because LMDB opens no file twice
-        _close_unused(environment, wait_s)
-        raise
-    return _close_unused(environment, wait_s)
-
-
-def _close_unused(environment: Environment, wait_s: float) -> bool:
-    """Close an environment if no store uses it; return False if other threads hold their lock for too long."""
-    try:
-        if not THREAD_LOCK.lock.acquire(timeout=wait_s):
-            return False
-        with _counting:
-            is_unused = not environment.users and _open.get(environment.path) is environment
-            if is_unused:
-                del _open[environment.path]
-        if is_unused:
-            environment.close()
-        return True
-    finally:
-        with suppress(RuntimeError):  # another thread has it
-            THREAD_LOCK.lock.release()
 
 
 def _close_in_child() -> None:

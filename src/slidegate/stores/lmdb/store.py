@@ -58,7 +58,7 @@ from ..shared import (
 from ..system_clock import system_us
 from .batching import PAUSE_S, Batcher
 from .counts import Options, Room, boot_us
-from .environment import close_environment, open_environment
+from .environment import open_environment
 from .gate import TRY_S
 from .rows import DUE, due_us, rows_from
 from .transaction import Settings, Transaction, Transactions
@@ -154,7 +154,7 @@ class LmdbStore(Store):
             return None
         super().close()
         self._permits.is_open = False
-        closing = close_environment(self._env)
+        closing = self._env.leave()
         if closing is None or running_loop() is None:
             return None
         return asyncio.wrap_future(closing)
