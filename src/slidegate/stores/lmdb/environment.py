@@ -263,7 +263,7 @@ class Environment:
         Raises:
             StoreUnavailable: The files cannot be used.
         """
-        if self.is_open:
+        if self._state is State.OPEN:  # `is_open`, without a call in each transaction
             if not self.gate.enter():
                 return False
             # As nearly always: about once a second is looked whether the files are still those at their paths.

@@ -106,16 +106,12 @@ class WindowRows:
         self._max_keys = max_keys
         self._held = held
         self._room = room
-        self.shares = False
-        self._begin()
-
-    def _begin(self) -> None:
-        """Begin without any window."""
         self._key_count = -1  # not counted yet
         self._loaded: list[_Loaded] = []
         self.own: Windows = {}
         self.shared: Windows = {}
         self.permits: Windows = {}
+        self.shares = False
 
     def find(self, key: str, bound: BoundLimit, *, create: bool) -> tuple[Windows, bytes]:
         """Return the location of a key's window: its own, else a new one if there is room, else its cell.
@@ -275,7 +271,10 @@ class WindowRows:
     def save_and_clear(self) -> None:
         """Write all changes, and discard the loaded windows."""
         self.save()
-        self._begin()
+        self._key_count = -1
+        self._loaded.clear()
+        for windows in (self.own, self.shared, self.permits):
+            windows.clear()
 
     def _takes_room(self) -> bool:
         """Reserve room for a window; return whether there is any."""
