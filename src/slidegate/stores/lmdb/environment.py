@@ -189,7 +189,7 @@ class Environment:
         return self.gate.is_in_place() and self.counts.is_in_place()
 
     def failure(self, error: Exception) -> StoreUnavailable:
-        """Return the error to raise for an error of LMDB or the system; the next `run` does what it calls for."""
+        """Return the error to raise for one of LMDB or the system; the next `run` opens the files again if it helps."""
         failed = StoreUnavailable(f"lmdb: {self.path}: {error}")
         # What needs no room goes on.
         if isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
@@ -245,6 +245,7 @@ class Environment:
         except StoreTimeout:
             pass
         except StoreUnavailable as error:
+            # A constructor says what to mend, where questions find no store, see `_enter`.
             if self.options.create and isinstance(error.__cause__, ConfigurationError):
                 raise error.__cause__ from None
             raise
@@ -357,7 +358,7 @@ class Environment:
                 return None
         close = partial(self._copy_and_close, COMMAND_DEADLINE_S, _FOR_EVER_S)
         closing = in_background(close)
-        if closing is None:
+        if closing is None:  # no thread can be started
             close()
         return closing
 
@@ -386,6 +387,7 @@ class Environment:
             if not THREAD_LOCK.lock.acquire(timeout=turn_s):
                 return False
             with _counting:
+                # A store has come meanwhile, and may have left and closed them.
                 if self.users or self._state is State.CLOSED:
                     return True
                 del _open[self.path]
@@ -399,7 +401,7 @@ class Environment:
 
     def close_files(self) -> None:
         """Close what is open, as in a forked child: the gate first, because its parent may be behind it."""
-        self._inside = 0
+        self._inside = 0  # a child has none of the threads of its parent
         self._opening = None
         self.gate.close()
         self._shut()

@@ -97,7 +97,7 @@ class UnitLeases:
         self._time = time
         self._changes = changes
         self.by_checks: dict[Sequence[Check], UnitLease] = {}
-        self._in_child = ForkHook(changes.note_loss)
+        self._in_child = ForkHook(changes.note_loss)  # units of its parent are no child's, to spend or to refund
 
     def spend(self, question: Question) -> Decision | None:
         """Return the admission of a hit by a unit of a lease; None if Redis has to be asked."""
@@ -108,6 +108,7 @@ class UnitLeases:
         if not lease.take():
             return None
         now_us = self._time.local_us()  # read after a unit was taken: a process may be stopped before any line
+        # Redis has cleared the client of bans of keys, and the poll, while it is new enough, of those of networks.
         is_cleared = question in lease.cleared and monotonic_ns() < self._changes.polled_until_ns
         if is_cleared and lease.holds(question, now_us, self._changes):
             lease.used += 1
@@ -140,7 +141,7 @@ class UnitLeases:
         # Units that are left are for other clients, whom Redis has cleared.
         if lease.units or lease.is_asking or (used < FEW and used_before < 2 * FEW):
             return 0
-        lease.is_asking = True
+        lease.is_asking = True  # if it has ended, until the next one takes its place
         return min(max(used, used_before // 2), MOST_AHEAD)
 
     def granted(self, question: Question, decision: Decision, sent_ns: int, lasts_us: int) -> UnitLease:
@@ -156,7 +157,7 @@ class UnitLeases:
         return UnitLease(decision, sent_ns, until_us, amounts_of(question.checks), ())
 
     def keep(self, question: Question, lease: UnitLease, refund: Refund) -> None:
-        """Keep a lease that was just granted, as a part of the one that goes on, or in place of the one that has ended.
+        """Keep a lease that was just granted: as a part of the last one if that goes on, else in its place.
 
         Args:
             refund: Refunds what is left of those that have ended.
@@ -167,7 +168,7 @@ class UnitLeases:
             self.refund_rest(lease, refund)
             return
         last = self.by_checks.get(question.checks)
-        # The last one is of the same slices.
+        # The last one goes on: it is of the same slices.
         if last is not None and last.holds(question, now_us, self._changes):
             last.decision = lease.decision
             last.cleared.add(question)
