@@ -18,7 +18,7 @@ from slidegate.stores.redis import RedisStore, poll
 from slidegate.stores.redis.changes import windows_of
 from slidegate.stores.redis.link import KeysApart
 from slidegate.stores.redis.protocol import StoreTime, real_monotonic_us
-from slidegate.stores.redis.unit_leases import FEW, UnitLease
+from slidegate.stores.redis.unit_leases import CLOCK_ERROR, FEW, ROUNDING_US, UnitLease
 from slidegate.testing import FakeClock
 
 from ...contract.player import settle
@@ -450,6 +450,14 @@ async def test_a_step_of_the_server_s_clock_ends_leases_with_the_next_answer(
     assert not await asks(store), "nobody has said so yet"
     await hit(store, "bob", MINUTES)
     assert left(store) == 0
+
+
+def test_what_a_worker_spends_before_its_lease_ends_it_spends_in_the_slice() -> None:
+    """By a clock that goes slower by the part that is allowed, and both are rounded down; see proofs/window.v."""
+    for slice_us in range(1, 20_000):
+        lease_us = slice_us - slice_us // CLOCK_ERROR - ROUNDING_US
+        latest_us = lease_us * (CLOCK_ERROR + 1) // CLOCK_ERROR + 1  # when the worker reads the last microsecond of it
+        assert lease_us <= 0 or latest_us < slice_us
 
 
 def test_a_step_of_the_clock_is_noticed() -> None:
