@@ -1,7 +1,9 @@
-"""All programs of three steps on small rings: no window holds more than the amount, and no step back revives units.
+"""All programs of three steps on small rings: the promises about one window, whatever the clock does.
 
-Each step asks at any of nine times, before or after the last one. A window that is spent from once more, in the third
-step, shows what the second one has left behind; larger rings are drawn at random in `test_values` and the contract.
+No window holds more than the amount; only what would break that over k + 1 slices is refused, which costs nothing; no
+step back revives units, or freezes a key for longer than k + 1 slices. Each step asks at any of nine times, before or
+after the last one. A window that is spent from once more, in the third step, shows what the second one has left behind;
+larger rings are drawn at random in the contract of stores.
 """
 
 from itertools import pairwise, product
@@ -28,6 +30,11 @@ class Small(NamedTuple):
     def start_of(self, at_us: int) -> int:
         return at_us - at_us % self.step_us
 
+    @property
+    def kept_us(self) -> int:
+        """How long a unit counts from the start of its slice: a slice longer than a window, but where it is exact."""
+        return (self.slices + (self.step_us > 1)) * self.step_us
+
 
 SMALL = [Small(1, 1), Small(1, 2), Small(2, 1), Small(2, 2), Small(3, 2)]
 
@@ -42,8 +49,7 @@ class Model:
     def hit(self, now_us: int, cost: int) -> tuple[bool, int]:
         """Return whether a cost is admitted, and how many units are spent afterwards."""
         small, start_us = self.small, self.small.start_of(now_us)
-        kept_us = (small.slices + (small.step_us > 1)) * small.step_us
-        self.units = [min(unit_us, start_us) for unit_us in self.units if now_us < unit_us + kept_us]
+        self.units = [min(unit_us, start_us) for unit_us in self.units if now_us < unit_us + small.kept_us]
         is_admitted = len(self.units) + max(cost, 1) <= AMOUNT
         if is_admitted:
             self.units += [start_us] * cost
@@ -65,6 +71,8 @@ def test_a_small_ring_does_as_its_model_whatever_the_clock_does(small: Small) ->
             assert (wait_us == 0, spent) == (is_admitted, units), program
             assert now_us >= before_us or spent == before + cost * is_admitted, program  # nothing came back
             assert (wait_us == NEVER) == (cost > AMOUNT), program
+            assert wait_us <= small.kept_us, program
+            assert is_admitted or window == settled, program
             admitted += [now_us] * (cost * is_admitted)
             before_us, before = now_us, spent
         if all(earlier <= later for earlier, later in pairwise(at_us for at_us, _ in program)):

@@ -7,10 +7,9 @@ import re
 import zoneinfo
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -28,7 +27,7 @@ from slidegate.core.memo import key_bytes, remember
 from slidegate.core.ring import MAX_UNITS
 from slidegate.testing import FakeClock
 
-from ..contract.programs import DAY_US, MINUTE_US, SECOND_US, YEAR_2100_US, Choices, drawn
+from ..contract.programs import DAY_US, MINUTE_US, SECOND_US
 from ..hurry import at_once
 
 ADDRESSES = st.ip_addresses().map(str) | st.ip_addresses(network="203.0.113.0/24").map(str)
@@ -276,111 +275,3 @@ def test_periods_are_those_of_the_model(made: tuple[str, datetime], zone_name: s
     found = [calendar.period_at(at_us).start_us for at_us in (start_us, end_us - 1, end_us)]
     assert found == [start_us, start_us, end_us]
     assert calendar.period_at(start_us - 1).end_us == start_us
-
-
-# -- the promises about one window, on random traffic, as a store keeps them -------------------------------------------
-
-# The contract of stores holds the bound and the exact wait at every answer; here are the promises that otherwise only
-# the reference would say.
-
-
-class Traffic(NamedTuple):
-    """A limit, the time at first, and questions: the span before each, negative for a step back, and its cost."""
-
-    limit: Limit
-    start_us: int
-    questions: list[tuple[int, int]]
-
-
-def traffic(dice: Choices, steps_back: bool = False) -> Traffic:
-    """Make traffic by choices; time goes on, or now and then `steps_back`."""
-    limit = dice.limit()
-    start_us = dice.pick((0, dice.below(10**9), YEAR_2100_US))
-    questions = []
-    while dice:
-        span_us = dice.span_us([limit])
-        direction = -1 if steps_back and dice.below(16) == 1 else 1
-        questions.append((direction * dice.pick((0, span_us, span_us)), dice.cost([limit])))
-    return Traffic(limit, start_us, questions)
-
-
-CHOICES = drawn(200, 1_000)
-TRAFFIC = CHOICES.map(traffic)
-UNSTEADY = CHOICES.map(partial(traffic, steps_back=True))
-
-
-class Key:
-    """One key under one limit in a store."""
-
-    def __init__(self, limit: Limit, start_us: int) -> None:
-        self.clock = FakeClock(start_us)
-        self.store = MemoryStore(clock=self.clock)
-        self.bucket = Bucket("rule", (limit,))
-
-    def hit(self, cost: int) -> Decision:
-        return self.store.hit(((self.bucket, "ann", cost),))
-
-    def look(self, after_us: int, cost: int) -> Decision:
-        """Ask without charging what would be answered later."""
-        self.clock.advance(us=after_us)
-        seen = self.store.peek(((self.bucket, "ann", cost),))
-        self.clock.advance(us=-after_us)
-        return seen
-
-
-def run(made: Traffic) -> Iterator[tuple[Key, int, Decision]]:
-    """Yield the key after each question, the cost of it, and its answer."""
-    key = Key(made.limit, made.start_us)
-    for span_us, cost in made.questions:
-        key.clock.set(max(key.clock() + span_us, 0))
-        yield key, cost, key.hit(cost)
-
-
-@given(TRAFFIC)
-def test_only_what_would_break_the_bound_is_refused(made: Traffic) -> None:
-    """Promise 2: over k + 1 slices, or over the window itself where the resolution is no smaller than the amount."""
-    limit, admitted = made.limit, list[tuple[int, int]]()
-    slice_us = -(-limit.window_us // limit.resolution)
-    slices = -(-limit.window_us // slice_us)
-    for key, cost, answer in run(made):
-        now_us = key.clock()
-        if limit.amount <= limit.resolution:
-            since_us = now_us - limit.window_us + 1
-        else:
-            since_us = (now_us // slice_us - slices) * slice_us
-        if answer:
-            admitted.append((now_us, cost))
-        else:
-            assert sum(units for at_us, units in admitted if at_us >= since_us) + max(cost, 1) > limit.amount
-            assert now_us - since_us < limit.window_us + 2 * slice_us
-
-
-@given(TRAFFIC)
-def test_a_refusal_costs_nothing(made: Traffic) -> None:
-    """Promise 5: a window that was asked in vain says the same as one that was not asked."""
-    spared = Key(made.limit, made.start_us)
-    for key, cost, answer in run(made):
-        spared.clock.set(key.clock())
-        if answer:
-            spared.hit(cost)
-            continue
-        for later_us in (0, 1, made.limit.window_us // 3, made.limit.window_us):
-            for units in (0, 1):
-                assert key.look(later_us, units).states == spared.look(later_us, units).states
-
-
-@given(UNSTEADY)
-def test_no_step_of_the_clock_freezes_a_key_longer_than_k_plus_1_slices(made: Traffic) -> None:
-    limit = made.limit
-    longest_us = limit.window_us if limit.exact else (limit.slices + 1) * limit.slice_us
-    assert all((answer.retry_after_us or 0) <= longest_us for *_, answer in run(made))
-
-
-@given(UNSTEADY)
-def test_a_step_back_never_revives_what_was_spent(made: Traffic) -> None:
-    left, before_us = made.limit.amount, made.start_us
-    for key, cost, answer in run(made):
-        assert answer.remaining is not None
-        if key.clock() < before_us:
-            assert answer.remaining == left - (cost if answer else 0)
-        left, before_us = answer.remaining, key.clock()
