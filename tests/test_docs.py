@@ -24,15 +24,19 @@ import pytest
 import yaml
 from markdown import Markdown
 from starlette.applications import Starlette
+from starlette.types import Message
 
 import slidegate
 import slidegate.core
 import slidegate.events
 import slidegate.testing
 from slidegate import RateLimitMiddleware
+from slidegate.core.errors import StoreUnavailable
 from slidegate.ops.cli.check import CODES as SUBJECTS
 
+from .asgi import scope_of
 from .pages.blocks import MARKED, SHELL, Block, blocks, varying
+from .remote_stores import SlowStore
 from .web.middlewares import mmdb
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -135,10 +139,8 @@ def test_every_block_is_marked_as_what_it_is(page: Path) -> None:
     assert len(MARKED.findall(text)) == sum(block.mark is not None for block in found)
 
 
-# Other libraries, whose code some pages show, still ask for it where Python 3.14 wants another one asked.
-@pytest.mark.filterwarnings("ignore:.*iscoroutinefunction:DeprecationWarning")
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=page_name)
-def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Run the Python of a page in a directory with its files, and return it as a module."""
     module, found = types.ModuleType("page"), list(blocks(page.read_text("utf-8")))
     monkeypatch.setitem(sys.modules, "page", module)  # where a dataclass or a forward reference looks itself up
     monkeypatch.chdir(tmp_path)
@@ -156,6 +158,45 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
                 code = compile(source, str(page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
                 if (running := eval(code, vars(module))) is not None:
                     runner.run(running)
+    return module
+
+
+# Other libraries, whose code some pages show, still ask for it where Python 3.14 wants another one asked.
+@pytest.mark.filterwarnings("ignore:.*iscoroutinefunction:DeprecationWarning")
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=page_name)
+def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(page, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("fault", ["fails", "hangs"])
+@pytest.mark.parametrize("name", ["site", "bank"])
+def test_a_login_of_the_page_answers_right_passwords_while_its_store_is_away(
+    name: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slidegate.limiter.limiter.MemoryStore", SlowStore)
+    page = run(ROOT / "docs" / "guides" / "endpoints.md", tmp_path, monkeypatch)
+    store = page.limiter.store
+    store.hangs, store.error = fault == "hangs", StoreUnavailable("gone")
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b'{"account": "ann", "password": "open sesame"}'}
+
+    async def log_in() -> None:
+        for _ in range(4):
+            status: asyncio.Future[int] = asyncio.Future()
+
+            async def send(message: Message, status: asyncio.Future[int] = status) -> None:
+                if "status" in message:
+                    status.set_result(message["status"])
+
+            scope = scope_of("/login", "POST", headers={"Content-Type": "application/json"})
+            request = asyncio.ensure_future(getattr(page, name)(scope, receive, send))
+            assert await asyncio.wait_for(status, 10) == 200
+            store.goes_on.set()
+            await request
+            store.goes_on.clear()
+
+    asyncio.run(log_in())
 
 
 def read_json(code: str) -> Iterator[object]:

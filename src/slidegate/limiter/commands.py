@@ -125,6 +125,7 @@ class Commands:
             ConfigurationError: The key is invalid, nearly an address (``"203.0.113.300"``), the whole address space, or
                 a network with host bits or wider than an IPv4 /8 or an IPv6 /19; the duration is invalid; or 1,000
                 networks are banned already.
+            StoreError: The store does not answer.
         """
         option = f'ban: duration (or "{PERMANENT}")'
         length_us = None if duration == PERMANENT else parse_duration_us(duration, option, 1, MAX_WINDOW_US, "1h")
@@ -165,7 +166,11 @@ class Commands:
         return await self.engine.command(partial(self.store.bans.find, subjects))
 
     async def bans(self) -> AsyncIterator[Ban]:
-        """Yield the bans in force, which a store reads in pages."""
+        """Yield the bans in force, which a store reads in pages.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
         pages: Any = await self.engine.command(self.store.bans.pages)
         async for page in each_within(pages):
             for ban in page:
