@@ -25,6 +25,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call
 from ..remote_stores import RemoteBans, SlowStore
+from ..web.middlewares import FollowedFiles, end_of_looks
 from .shared_rows import SharedRows
 from .site import HOST, NOW_US, TOKEN, Page, basic
 
@@ -75,6 +76,7 @@ OPTIONS: dict[str, tuple[float, Callable[[], Any]]] = {
     "client": (0.2, lambda: client_ip(ipv4_prefix=28)),
     "enabled": (0.04, lambda: False),
 }
+FILE = '[[rules]]\npath = "/search"\nlimits = "{}/hour"\nkey = "everyone"\nname = "filed"\n'
 PATHS = ["/", "/", "/", "/", "/login", "/api/a", "/api/b", "/export", "/search", "/old", "/closed", "/report"]
 PATHS += ["/nowhere", "/health"]
 
@@ -136,8 +138,9 @@ class Seen(Observer):
 class Incident:
     """Some workers on one store, and what happens to them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, files: FollowedFiles) -> None:
         self.draw = random.Random(seed)
+        self.files, self.reloads = files, list[int]()
         self.clock = FakeClock(NOW_US + self.draw.randrange(120_000_000))
         self.store: Any = slidegate.MemoryStore(clock=self.clock, wall_clock=self.clock)
         self.is_memory, self.is_away = self.draw.random() < 0.2, False
@@ -150,6 +153,7 @@ class Incident:
         self.rules = [name for name in RULES if name in names]
         self.site = self.draw.choice(["3/minute", "9/minute", "9/minute; 30/hour"])
         self.options = [name for name, (share, _) in OPTIONS.items() if self.draw.random() < share]
+        self.files.write("a.toml", FILE.format(40))
         self.workers = [self._worker() for _ in range(1 if self.is_memory else self.draw.randint(1, 3))]
 
     def _worker(self) -> Any:
@@ -171,7 +175,8 @@ class Incident:
                     limiter=limiter,
                     rules=[*rules, Rule("*", self.site, name="site")],
                     **options,
-                )
+                ),
+                Middleware(slidegate.RateLimitMiddleware.from_file, path="a.toml", limiter=limiter),
             ],
         )
         app.limiter, app.seen, app.dashboard = limiter, seen, dashboard
@@ -198,6 +203,8 @@ class Incident:
         for app in self.workers:
             with suppress(StoreError):
                 await app.limiter.engine.workers.write(1.0)
+                for one in app.seen.unwritten:  # an amount that has changed since is the one that is counted
+                    one.limits.update(Decided.of(one.outcome).limits)
                 await Statistics.of(app.limiter).publish()
                 app.seen.written += [(self.clock.now_us, one) for one in app.seen.unwritten]
                 app.seen.unwritten.clear()
@@ -262,6 +269,14 @@ class Incident:
     def fail(self, error: Exception | None) -> None:
         self.store.error, self.store.shared_rows.is_failing = error, error is not None
 
+    async def reload(self) -> None:
+        self.reloads.append(self.clock.now_us // 1_000_000)
+        self.files.write("a.toml", FILE.format(40 + len(self.reloads)))
+        for app in self.workers * 2:  # a change is taken at the second look
+            self.files.clock.advance("1s")
+            await call(app, "/slidegate/", client=("127.0.0.1", 1))
+            end_of_looks()
+
     async def wait(self) -> None:
         seconds = self.draw.choice([1, 5, 20, 60, 61, 150, 400])
         self.clock.advance(us=seconds * 1_000_000 + self.draw.randrange(1_000_000))
@@ -270,7 +285,7 @@ class Incident:
         for app in self.workers:
             await call(app, client=("192.0.2.99", 1))
         deeds = {self.flood: 4, self.ban: 2, self.wait: 2, self.unban: 1, self.change: 1, self.restore: 1, self.off: 1}
-        deeds[self.outage] = 1
+        deeds |= {self.outage: 1, self.reload: 1}
         for deed in self.draw.choices([*deeds], [*deeds.values()], k=self.draw.randint(4, 12)):
             await deed()
             await self.publish()

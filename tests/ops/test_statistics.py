@@ -716,9 +716,10 @@ async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) ->
         key, counts = unpackable_text()[:64], [10**9 + number] * 5
         client = ClientTraffic(*counts, key, amounts, by, by, routes, others)
         statistics._tally.clients[client.key] = client
-    for number in range(2 * recent_events.MAX_EVENTS):
+    for number in range(4 * recent_events.MAX_ALIKE):
         details = {f"{number}-{name}": unpackable_text() for name in range(20)}
-        statistics.event(Event("banned" if number % 2 else "shadow_refused", unpackable_text(), details))
+        kind = ("refused", "shadow_banned", "shadow_refused", "config_reloaded")[number % 4]
+        statistics.event(Event(kind, unpackable_text(), details))
     await statistics.publish()
     sizes = {kind: len(value) for (kind, _, _), (value, _) in rows.rows.items()}
     assert len(sizes) == len(STEPS) + 1, "all but that of other keys"

@@ -6,9 +6,10 @@ query of a request, which may be secret: a refusal names the template of its rou
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from ..core import Decision
@@ -17,14 +18,18 @@ from ..events import Event, Outcome
 from .rows import named
 from .traffic import names_of
 
-MAX_EVENTS: Final = 100
-MAX_REFUSALS: Final = 50
+MAX_ALIKE: Final = 50
 MAX_MESSAGE: Final = 256
 MAX_DETAIL: Final = 128
-MAX_DETAILS: Final = 10
-OF_REFUSALS: Final = ("exceeded", "shadow_refused")
-"""The events that come with refusals. Clients cause as many as they like, so they are kept with these."""
-
+MAX_DETAILS: Final = 8
+KEPT_WITH: Final = {
+    "refused": "refused",
+    "exceeded": "exceeded",
+    "shadow_refused": "exceeded",
+    "banned": "banned",
+    "shadow_banned": "banned",
+}
+"""Of these events clients cause as many as they like, so they displace neither each other nor those of operators."""
 SUBJECTS: Final = ("client", "key", "ban")
 """The details of a refusal that name the client or key."""
 
@@ -48,38 +53,34 @@ class LoggedEvent(NamedTuple):
 
 
 class RecentEvents:
-    """The latest events and refusals of this worker.
+    """The latest events of this worker: refusals, exceeded limits, bans and others.
 
     Attributes:
         has_unwritten: Whether some are not written yet.
     """
 
     def __init__(self) -> None:
-        self._events = deque[Event](maxlen=MAX_EVENTS)
-        self._refusals = deque[Event | Outcome](maxlen=MAX_REFUSALS)
+        self._latest = defaultdict[str, deque[Any]](partial(deque, maxlen=MAX_ALIKE))
         self.has_unwritten = False
 
     def add(self, event: Event) -> None:
         """Note an event."""
-        if event.kind in OF_REFUSALS:
-            self._refusals.append(event)
-        else:
-            self._events.append(event)
+        self._latest[KEPT_WITH.get(event.kind, "")].append(event)
         self.has_unwritten = True
 
     def add_refusals(self, refusals: Sequence[Outcome]) -> None:
         """Note refused requests."""
         if refusals:
-            self._refusals.extend(refusals)
+            self._latest["refused"].extend(refusals)
             self.has_unwritten = True
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the events and refusals for the row of this worker, by the names of `LoggedEvent`."""
         entries: list[dict[str, Any]] = []
-        for event in [*self._events, *self._refusals]:
+        for event in list(chain.from_iterable(self._latest.values())):  # other threads may add some
             if isinstance(event, Event):
                 entries.append(_entry(event.kind, event.message, event.time_us, event.details))
-            elif event.refusal is not None:
+            else:
                 entries.append(_entry_of_refusal(event, event.refusal))
         return entries
 

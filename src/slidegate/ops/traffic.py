@@ -189,7 +189,7 @@ class ClientTraffic(RequestCounts):
     Attributes:
         key: The client as the middleware sees it, or the key.
         amounts: The limits by which rules counted it last, with the amounts that were in force: ``{"api": "5/1m"}``, of
-            up to 8 rules.
+            up to 8 rules, and of those in `refused_by`.
         refused_by: Its refused requests by what refused them, up to 8: each rule without room, a list, ``ban by ann``.
         counted_by: Its admitted requests by the rule that counted them, up to 8.
         routes: Its admitted requests by route, up to 8.
@@ -228,6 +228,8 @@ class ClientTraffic(RequestCounts):
         for key, requests in other.keys.items():
             add_to(self.others, f"{zlib.crc32(key.encode(errors='replace')):08x}", requests)
         for rule, amounts in other.amounts.items():
+            if rule in self.refused_by:  # without any, no limit has refused it
+                self.amounts[rule] = amounts
             _put(self.amounts, rule, amounts)
         for group, requests in other.groups.items():
             self.passed += requests

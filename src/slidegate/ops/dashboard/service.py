@@ -215,9 +215,17 @@ class Service:
             rule = client.rule
             limits = client.amounts.get(rule, "")
             is_banned = bans.refusing(self.limiter, client.key) is not None
-            by = client.refused_by
             rows.append(
-                ClientRow(client.key, rule, limits, client.refused, client.requests, by, is_banned, caution(client))
+                ClientRow(
+                    client.key,
+                    rule,
+                    limits,
+                    client.refused,
+                    client.requests,
+                    client.refused_by,
+                    is_banned,
+                    caution(client),
+                )
             )
             await checkpoint()  # a look-up takes up to half a millisecond
         return sorted(rows, key=lambda row: (-row.refused, -row.requests, row.key))
