@@ -44,7 +44,6 @@ from slidegate.limiter import MAX_KEY_BYTES
 from slidegate.limiter.aio import answer_of
 from slidegate.limiter.bans import read_export
 from slidegate.ops.statistics import Statistics
-from slidegate.stores.memory.bans import PAGE
 from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -355,31 +354,6 @@ async def test_what_applications_call_a_client_is_banned_as_it_is_counted(word: 
         assert await limiter.unban(name)
         assert (await limiter.hit(name, "5/minute")).allowed
         assert await limiter.strike(name, BanPolicy("1/10m", "1h"))
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_long_lists_of_bans_let_others_go_on_under_either_event_loop(backend: str) -> None:
-    # Five steps of them: after each, other tasks go on.
-    made, count, turns = Limiter(), 5 * PAGE + 1, 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await anyio.lowlevel.checkpoint()
-
-    async def main() -> None:
-        for number in range(count):
-            await made.ban(f"user:{number}", "1h")
-        async with anyio.create_task_group() as group:
-            group.start_soon(others)
-            for listing, length in ((made.bans(), count), (made.export_bans(), 1 + count)):
-                before = turns
-                assert len([one async for one in listing]) == length
-                assert turns >= before + 3
-            group.cancel_scope.cancel()
-
-    anyio.run(main, backend=backend)
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb", "redis"])
