@@ -143,9 +143,6 @@ async def test_networks_in_code_and_those_that_are_allowed_stand_as_written(file
     assert "10.1.2.3" in networks
 
 
-# -- crawlers ----------------------------------------------------------------------------------------------------------
-
-
 PUBLISHED = Path(__file__).with_name("crawlers")
 GOOGLE, AWS = (PUBLISHED / f"{name}.json" for name in ("googlebot", "aws"))
 

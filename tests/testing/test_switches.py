@@ -210,9 +210,6 @@ def test_a_test_of_the_copied_contract_that_fails_shows_the_values(tmp_path: Pat
     assert re.search(r"assert 0 == 2\n.* where 0 = <Decision .*>.remaining", ended.stdout)
 
 
-# -- what the contract of stores finds in a wrong one ------------------------------------------------------------------
-
-
 def played(drawn: bytes) -> list[str]:
     """Play drawn choices to a memory store, and return the moves."""
     player = BanPlayer(lambda clock: MemoryStore(clock=clock), Choices(drawn))

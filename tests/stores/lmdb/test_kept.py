@@ -715,9 +715,6 @@ def test_while_the_disk_hangs_one_thread_copies_and_what_it_does_not_know_is_tol
     assert not unkept(store), "it goes on"
 
 
-# -- quotas ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_quota_comes_back_to_the_end_of_its_period_and_no_longer(machine: Machine) -> None:
     store, checks = machine.store(), ((Bucket("plan", parse_limits(Quota("5/day"))), "user:ann", 1),)
     store.hit(checks)
