@@ -240,6 +240,15 @@ class Incident:
         reason, by = self.draw.choice(["", "scan", "\u202etxt<b>"]), self.draw.choice(["ann", "bob"])
         await self.any_limiter().ban(key, self.draw.choice(["1m", "1h", "permanent"]), reason=reason, by=by)
 
+    async def ban_many(self) -> None:
+        """Ban more clients than workers list, which come once more, while one that is not banned floods."""
+        many = [f"{network}.{number}" for network in ("198.51.100", "203.0.113") for number in range(16, 226)]
+        for client in many:
+            await self.any_limiter().ban(client, "1h", by="bob")
+        for client in [*many, *["192.0.2.250"] * self.draw.randint(30, 400)]:
+            await self.visit(client, "/", 1)
+        await self.publish()
+
     async def unban(self) -> None:
         if keys := [ban.key async for ban in self.any_limiter().bans()]:
             await self.any_limiter().unban(self.draw.choice(keys), by="ann")
@@ -292,6 +301,8 @@ class Incident:
             self.clock.advance("1s")
             for app in self.workers:
                 await app.limiter.overrides()
+        if self.draw.random() < 0.15:
+            await self.ban_many()
         self.is_away = not self.is_memory and self.draw.random() < 0.05
         if self.is_away:
             self.fail(StoreUnavailable("gone"))

@@ -45,22 +45,23 @@ def check_line(line: Line, refusals: Refusals, banned: set[str], refused: dict[s
     assert {row.key for row in rows if row.is_banned} == banned & {row.key for row in rows}
     assert [row.refused for row in rows] == sorted((row.refused for row in rows), reverse=True)
     assert all(row.refused <= refused[row.key] for row in rows)
-    assert refusals.whole + refusals.of_banned == sum(refused.values())
     left = [row for row in rows if not row.is_banned]
+    assert refusals.whole == sum(row.refused for row in left)
+    assert refusals.whole + refusals.of_banned + refusals.unlisted == sum(refused.values())
     assert (refusals.clients, refusals.banned) == (len(left), len(rows) - len(left))
-    assert refusals.is_cut == (refusals.whole > sum(row.refused for row in left))
-    assert refusals.is_cut or refusals.clients == len({key for key, number in refused.items() if number} - banned)
-    assert line.text.startswith("Clients refused: at least") == (refusals.is_cut and line.kind == "several")
-    numbers = (refusals.clients, refusals.whole, refusals.banned, refusals.of_banned)
+    assert refusals.unlisted or refusals.clients == len({key for key, number in refused.items() if number} - banned)
+    assert ("at least" in line.text) <= bool(refusals.unlisted) == ("Not listed" in line.text)
+    numbers = (refusals.clients, refusals.whole, refusals.banned, refusals.of_banned, refusals.unlisted)
     shown = {*map(count, numbers), *(share(row.refused, refusals.whole) for row in left)}
     assert {*NUMBER.findall(line.text.replace(client.key if client else " ", " "))} <= shown, line.text
     assert (line.kind == "calm") == (sum(refused.values()) == 0)
     if line.kind == "one":
         (row,) = [row for row in left if row is client]
         assert row.refused == max(one.refused for one in left)
-        assert refusals.whole / 2 < row.refused
+        assert row.refused > sum(times for key, times in refused.items() if key not in banned) / 2
         assert refusals.whole >= MIN_REFUSALS
-        may_ban = row.key not in MANY and row.rule in ("site", "api") and row.refused > 0.9 * refusals.whole
+        nearly_all = row.refused > 0.9 * (refusals.whole + refusals.unlisted)
+        may_ban = row.key not in MANY and row.rule in ("site", "api") and nearly_all
         assert line.actions == ["ban"] * may_ban + ["look"] + ["change"] * bool(row.caution)
         assert bool(row.caution) == (row.key in MANY or row.rule not in ("site", "api"))
     elif line.kind == "several":

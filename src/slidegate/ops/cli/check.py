@@ -195,15 +195,12 @@ def _build(thing: object) -> None:
     Raises:
         click.ClickException: One of them cannot be built.
     """
-    error: Exception | None = None
-    if isinstance(thing, FailsAtStartup):
-        error = thing.error
-    if isinstance(thing, Starlette) and thing.middleware_stack is None:
-        try:
+    try:
+        if isinstance(thing, FailsAtStartup) and thing.error is not None:
+            raise thing.error
+        if isinstance(thing, Starlette) and thing.middleware_stack is None:
             thing.middleware_stack = thing.build_middleware_stack()
-        except Exception as failure:
-            error = failure
-    if error is not None:
+    except Exception as error:
         message = f"{type(error).__name__}: {one_line(error)}"
         raise click.ClickException(f"the middlewares of an application cannot be built: {message}") from error
 

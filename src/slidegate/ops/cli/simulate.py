@@ -89,12 +89,11 @@ def simulate(
 
 
 def _simulated_text(value: dict[str, Any]) -> Iterator[str]:
-    requests = value["requests"]
-    clients = value["clients"]
-    yield f"{requests:,} requests of {clients:,} clients, {time_of(value['from'])} to {time_of(value['until'])}"
+    times = f"{time_of(value['from'])} to {time_of(value['until'])}"
+    yield f"{value['requests']:,} requests of {value['clients']:,} clients, {times}"
     yield (
-        f"{value['passed']:,} passed, {_part(value['refused'], requests)} refused, "
-        f"of {_part(value['refused_clients'], clients)} clients"
+        f"{value['passed']:,} passed, {_part(value['refused'], value['requests'])} refused, "
+        f"of {_part(value['refused_clients'], value['clients'])} clients"
     )
     yield ""
     yield from table(_RULE_COLUMNS, [{**row, "clients refused": row["refused_clients"]} for row in value["rules"]])
@@ -124,13 +123,11 @@ def suggest(log: tuple[str, ...], regex: str | None, as_json: bool) -> None:
 
 
 def _suggested_text(value: dict[str, Any]) -> Iterator[str]:
-    requests = value["requests"]
-    clients = value["clients"]
-    yield f"{requests:,} requests of {clients:,} clients in {span(value['span_s'])}"
+    yield f"{value['requests']:,} requests of {value['clients']:,} clients in {span(value['span_s'])}"
     yield from ("", "Busiest minute of each client", *table((*QUANTILES, "most"), [value]))
     rows = []
     for tried in value["would_refuse"]:
-        parts = {"clients": _part(tried["clients"], clients), "requests": _part(tried["requests"], requests)}
+        parts = {name: _part(tried[name], value[name]) for name in ("clients", "requests")}
         rows.append({**tried, **parts})
     yield from ("", "What limits would have refused", *table(("limit", "clients", "requests"), rows))
 

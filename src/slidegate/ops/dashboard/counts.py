@@ -58,9 +58,9 @@ class Counts(NamedTuple):
     def with_starts(self, events: Iterable[LoggedEvent]) -> list[LoggedEvent]:
         """Return events, and when the workers of now began to count."""
         logged = [*events]
-        for name, _, _, _, counting_s in self.stats.workers:
-            at_us = int((self.at - counting_s) * 1_000_000)
-            logged.append(LoggedEvent("started", f"{name} began to count", at_us, {}, name))
+        for worker in self.stats.workers:
+            at_us = int((self.at - worker.counting_s) * 1_000_000)
+            logged.append(LoggedEvent("started", f"{worker.name} began to count", at_us, {}, worker.name))
         return logged
 
 

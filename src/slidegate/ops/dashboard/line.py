@@ -62,16 +62,16 @@ class ClientRow(NamedTuple):
 
 
 class Refusals(NamedTuple):
-    """Who was refused in the last five minutes.
+    """Who was refused in the last five minutes. All refusals are `whole`, `of_banned` and `unlisted`.
 
     Attributes:
         rows: The clients, those first that were refused most; each worker lists 100 of a minute.
         clients: How many of them are not banned.
-        whole: How many refusals there were, without those of rows that are banned by now.
-        rule: What refused most of these, as far as the rows tell.
-        banned: How many clients are banned by now.
+        whole: How many refusals these had.
+        rule: What refused most of these.
+        banned: How many of the rows are banned by now.
         of_banned: How many refusals these had.
-        is_cut: Whether some of the whole are of clients that are not among the rows.
+        unlisted: How many refusals are in no row: whether their clients are banned by now is not known.
     """
 
     rows: Sequence[ClientRow]
@@ -80,7 +80,7 @@ class Refusals(NamedTuple):
     rule: str
     banned: int
     of_banned: int
-    is_cut: bool
+    unlisted: int
 
 
 class Line(NamedTuple):
@@ -109,16 +109,16 @@ def refusals_of(rows: Sequence[ClientRow], refused: int) -> Refusals:
         refused: How many requests were refused in the same time.
     """
     unbanned = [row for row in rows if not row.is_banned]
-    by_rule = Counter[str]()
+    by_rule = Counter({NO_VALUE: 0})
     for row in unbanned:
         by_rule.update(row.by)
-    listed = sum(row.refused for row in unbanned)
-    of_banned = sum(row.refused for row in rows) - listed
-    # Workers write both counts in two rows: a read between may see a refusal in one of them alone.
-    whole = max(refused - of_banned, listed)
-    rule = max(by_rule, key=lambda name: (by_rule[name], name), default=NO_VALUE)
+    whole = sum(row.refused for row in unbanned)
+    of_banned = sum(row.refused for row in rows) - whole
+    rule = by_rule.most_common(1)[0][0]
     banned = len(rows) - len(unbanned)
-    return Refusals(rows, len(unbanned), whole, rule, banned, of_banned, whole > listed)
+    # Workers write both counts in two rows: a read between may see a refusal in one of them alone.
+    unlisted = max(refused - whole - of_banned, 0)
+    return Refusals(rows, len(unbanned), whole, rule, banned, of_banned, unlisted)
 
 
 def line_of(refusals: Refusals) -> Line:
@@ -128,24 +128,27 @@ def line_of(refusals: Refusals) -> Line:
     actions = ["look"]
     texts = []
     least = ""
-    if refusals.is_cut:
+    if refusals.unlisted:
         least = "at least "
     if refusals.whole:
         texts.append(
             f"Clients refused: {least}{count(refusals.clients)}, {count(refusals.whole)} times, most by {refusals.rule}"
         )
+    unbanned_at_most = refusals.whole + refusals.unlisted
     for row in refusals.rows:
-        if not row.is_banned and row.refused > refusals.whole / 2 and refusals.whole >= MIN_REFUSALS:
+        if not row.is_banned and row.refused > unbanned_at_most / 2 and refusals.whole >= MIN_REFUSALS:
             kind = "one"
             client = row
             texts = [f"{row.key} has {share(row.refused, refusals.whole)} of {count(refusals.whole)} refusals"]
             if row.caution:
                 texts.append(f"look first: {row.caution}")
                 actions.append("change")
-            elif row.refused > NEARLY_ALL * refusals.whole:
+            elif row.refused > NEARLY_ALL * unbanned_at_most:
                 actions.insert(0, "ban")
     if refusals.banned:
         texts.append(f"Banned clients: {least}{count(refusals.banned)}, refused {count(refusals.of_banned)} times")
+    if refusals.unlisted:
+        texts.append(f"Not listed: {count(refusals.unlisted)} refusals")
     if not texts:
         return Line("calm", "Nobody was refused in the last five minutes", refusals)
     return Line(kind, "; ".join(texts), refusals, client, actions)

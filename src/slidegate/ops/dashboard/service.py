@@ -191,8 +191,11 @@ class Service:
                 left = span(change.until_us / 1_000_000 - time())
                 return Line("off", f"Limits are off for another {left}, by {change.by}: every request passes", refusals)
         if not all(middleware.is_enabled for middleware in middlewares):
-            text = "A middleware of this worker is off (enabled=, SLIDEGATE_ENABLED): all requests pass it"
-            return Line("off", text, refusals)
+            return Line(
+                "off",
+                "A middleware of this worker is off (enabled=, SLIDEGATE_ENABLED): all requests pass it",
+                refusals,
+            )
         return line_of(refusals)
 
     async def _read_refusals(self) -> Refusals:
