@@ -19,7 +19,7 @@ import pytest
 
 from slidegate import Limiter
 from slidegate import _watcher as watcher
-from slidegate.ops.cli import main, run
+from slidegate.ops.cli import check, main, run  # noqa: F401  the first import of check keeps the real `main.ask`
 from slidegate.testing import limits_clock
 
 from ..asgi import call
