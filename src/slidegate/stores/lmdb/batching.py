@@ -229,8 +229,9 @@ class _LoopJobs:
             return []
         THREAD_LOCK.reserve()
         for future, _, until_s in items:
-            if now_s >= until_s:
-                _fail(future, _too_long(COMMAND_DEADLINE_S))
+            if now_s < until_s:  # so are those behind it, which were queued later
+                break
+            _fail(future, _too_long(COMMAND_DEADLINE_S))
         return items
 
 
