@@ -241,7 +241,6 @@ class Visitor:
             },
             "": {},
             "read-only": {"changes": False},
-            "login": {"user": lambda request: request.headers.get("x-signed-in")},
             "strict": {"middleware": {"bans": BanPolicy("2/10m", "1h")}},
             "plan": {"middleware": {"rules": [plan]}},
             "kinds": {"middleware": {"rules": kinds, "blocklist": Networks.from_file(self.home / "bad.netset")}},
@@ -268,9 +267,6 @@ class Visitor:
 
     async def _ban(self, key: str, duration: str, reason: str = "", by: str = "manual") -> None:
         await self.site.limiter.ban(key, duration, reason=reason, by=by)
-
-    async def _history(self) -> str:
-        return "\n".join(f"{done.kind} {done.target} by {done.by}" for done in await self.site.limiter.history())
 
     async def _api(self, line: str) -> str:
         method, path, said = [*line.split(" ", 2), ""][:3]
