@@ -198,27 +198,6 @@ async def test_each_route_is_a_bucket_unless_it_is_exempt(stack: list[Any]) -> N
 # -- messages of websockets --------------------------------------------------------------------------------------------
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["192.0.2.1", "192.0.2.2"]), st.integers(0, 4), st.integers(0, 2)), max_size=8),
-    st.sampled_from([{}, {"method": "GET"}, {"method": "CONNECT"}]),
-    st.sampled_from([None, "100/hour"]),
-)
-async def test_the_messages_of_all_websockets_of_a_client_are_admitted_as_the_limiter_admits(
-    connections: list[tuple[str, int, int]], method: dict[str, str], limits: str | None
-) -> None:
-    clock = FakeClock(10**9)
-    limiter, model = (Limiter(MemoryStore(clock=clock)) for _ in range(2))
-    app = RateLimitMiddleware(listening, limits=limits, messages=MessageLimits("5/2s"), limiter=limiter)
-    for address, sent, later_s in connections:
-        clock.advance(us=later_s * 1_000_000)
-        client = await SocketClient(*texts(sent), BYE, address=address, **method).run(app)
-        admitted = 0
-        while admitted < sent and (await model.hit(address, "5/2s")).allowed:
-            admitted += 1
-        assert client.received[:-1] == texts(admitted)
-        assert bool(client.closes) == (admitted < sent), "the first message that is refused ends the connection"
-
-
 @given(st.lists(st.integers(0, 9), max_size=8), st.sampled_from(["counts", "refuses", "looks", "banned"]))
 async def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(patience: list[int], what: str) -> None:
     """As with a timeout around a read, while a store is asked about its message, or counts a strike."""
