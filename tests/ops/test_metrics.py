@@ -351,6 +351,7 @@ async def series() -> dict[str, dict[str, set[str]]]:
     exporters = Exporters(site.limiter)
     await site.visit(times=7)
     await site.visit(client="192.0.2.129")
+    assert await site.visit("/slidegate/", client="198.51.100.7") == [401]
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, labels in await scraped(exporters.prometheus.app):
         for label, value in labels:
@@ -380,8 +381,11 @@ async def test_an_expression_has_labels_and_values_that_exist_and_reads_counters
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
 def test_an_alert_judges_each_service_by_itself_and_names_it(alert: dict[str, Any]) -> None:
     """The traffic of one does not hide that limits refuse another."""
-    assert alert["expr"].count(" by (job) (") == len(METRIC.findall(alert["expr"]))
-    assert "{{ $labels.job }}" in alert["annotations"]["summary"]
+    grouped = [labels.split(", ") for labels in GROUPED.findall(alert["expr"])]
+    assert len(grouped) == len(METRIC.findall(alert["expr"]))
+    for labels in grouped:
+        assert labels[0] == "job"
+        assert all(f"{{{{ $labels.{label} }}}}" in alert["annotations"]["summary"] for label in labels)
 
 
 def test_every_metric_is_on_the_dashboard_and_legends_name_labels(series: dict[str, dict[str, set[str]]]) -> None:
