@@ -233,6 +233,7 @@ KEYS = st.sampled_from(("ab", "abcdefgh", "aaaabcdefghijklmnop"))
 HITS = KEYS.flatmap(lambda keys: st.lists(st.tuples(SPANS, st.sampled_from(keys), st.integers(1, 9)), max_size=120))
 
 
+@example(1, 2, 1, 1, [(0.0, "before", 9), (1.0, "0", 1), *[(0.0, f"{hit // 10}", 1) for hit in range(100)]], 1)
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4), st.integers(1, 20), HITS, st.integers(1, 30))
 def test_hot_keys_are_those_over_the_threshold_within_the_error(
     capacity: int, threshold: int, slices: int, slice_us: int, made: list[tuple[float, str, int]], most: int
@@ -242,6 +243,7 @@ def test_hot_keys_are_those_over_the_threshold_within_the_error(
     for span, key, hits in made:
         now_us = max(now_us + round(span * slice_us), 0)
         dropped, looked_at = exact.dropped, {key, *hot}
+        before = keys.hot(max(now_us, (exact.newest or 0) * slice_us))
         became_hot = keys.hit(key, now_us, hits)
         for _ in range(hits):
             exact.add(now_us, key)
@@ -263,6 +265,10 @@ def test_hot_keys_are_those_over_the_threshold_within_the_error(
             assert 0 < least <= recent[name] <= least + error
         if not error:
             assert top == sorted(recent.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
+            is_new = exact.dropped == dropped and key in found and key not in before
+            assert became_hot is is_new, "also when it had cooled"
+        assert len(keys._hot) <= capacity * (slices + 1), "room is made before it runs out"
+        assert (keys.hot(look_us + 10**9), keys.hot(look_us)) == ({}, found), "reading changes nothing"
         hot = set(found)
 
 
@@ -276,25 +282,6 @@ def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing_of_hot_ke
     race(hit, rounds)
     assert keys.hot((rounds - 1) * keys.slice_us) == {f"t{thread}": 2 * rounds for thread in range(THREADS // 2)}
     assert sorted(reported) == [f"t{thread}" for thread in range(4)], "each is reported to one of them"
-
-
-def test_a_key_that_has_cooled_becomes_hot_again_and_reading_changes_nothing() -> None:
-    keys = HotKeys(10, 2, "5s")
-    assert [keys.hit("busy", now_us) for now_us in range(5)] == [False, False, True, False, False]
-    assert [keys.hot(now_us) for now_us in (5_999_999, 6_000_000)] == [{"busy": 5}, {}]
-    assert not keys.hit("busy", 5_999_999)
-    assert not keys.hit("another", 12_000_000)
-    assert [keys.hit("busy", 12_000_000) for _ in range(4)] == [False, False, True, False]
-
-
-def test_room_is_made_among_the_hot_keys_before_it_runs_out() -> None:
-    keys = HotKeys(1, 2, "1s", slices=1)
-    keys.hit("before", 0, 10)
-    became_hot = 0
-    for number in range(50):
-        became_hot += sum(keys.hit(f"one after another {number}", keys.slice_us) for _ in range(10))
-        assert len(keys.hot(keys.slice_us)) <= len(keys._hot) <= 2
-    assert became_hot == 25
 
 
 Count = Callable[[Any, int], object]
