@@ -26,7 +26,7 @@ from slidegate import BanPolicy, ConfigurationError, Limiter, Networks, Quota, R
 from slidegate.files.config import MAKERS, OF_FUNCTIONS, OF_LIMITER, OPTIONS
 from slidegate.ops.cli import run
 
-from ..asgi import hello, statuses
+from ..asgi import hello
 from ..drawing import examples
 from ..web.middlewares import operators
 
@@ -142,18 +142,6 @@ def test_a_mistake_in_a_file_is_named_with_what_was_expected(tmp_path: Path, tex
         return f"slidegate.toml: {refusal(eval(written, dict(TABLES)), tmp_path)}".replace(f"{tmp_path}/", "")
 
     texts(FILE_MESSAGES, "toml ", read)
-
-
-async def test_the_networks_of_proxies_are_read_from_beside_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    (tmp_path / "proxies.netset").write_text("192.0.2.0/24\n", "utf-8")
-    path = tmp_path / "slidegate.toml"
-    path.write_text('limits = "1/hour"\nclient = { trusted = "proxies.netset" }\n', "utf-8")
-    app = RateLimitMiddleware.from_file(hello, path)
-    for client in ("198.51.100.1", "198.51.100.2"):
-        assert await statuses(app, 1, client=("192.0.2.1", 1), headers={"X-Forwarded-For": client}) == [200]
 
 
 DESCRIBED: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
