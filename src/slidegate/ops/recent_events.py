@@ -12,9 +12,9 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
-from ..core import Decision
 from ..core.logs import escaped, safe_text
 from ..events import Event, Outcome
+from .facts import joined
 from .rows import named
 from .traffic import names_of
 
@@ -60,49 +60,48 @@ class RecentEvents:
     """
 
     def __init__(self) -> None:
-        self._latest = defaultdict[str, deque[Any]](partial(deque, maxlen=MAX_ALIKE))
+        self._latest = defaultdict[str, deque[dict[str, Any]]](partial(deque, maxlen=MAX_ALIKE))
+        self._refused = deque[Any](maxlen=MAX_ALIKE)
+        self._changed_us = -1
         self.has_unwritten = False
 
     def add(self, event: Event) -> None:
         """Note an event."""
-        self._latest[KEPT_WITH.get(event.kind, "")].append(event)
-        self.has_unwritten = True
+        if event.kind in ("limit_overridden", "limit_restored"):
+            self._changed_us = event.time_us
+        self._keep(event.kind, event.message, event.time_us, event.details)
 
     def add_refusals(self, refusals: Sequence[Outcome]) -> None:
         """Note refused requests."""
         if refusals:
-            self._latest["refused"].extend(refusals)
+            self._refused.extend(refusals)
             self.has_unwritten = True
 
+    def _keep(self, kind: str, message: str, time_us: int, details: Mapping[str, object]) -> None:
+        """Keep an event or a refusal for the row of this worker, by the names of `LoggedEvent`."""
+        texts: dict[str, str] = {}
+        for name, value in islice(details.items(), MAX_DETAILS):
+            texts[name] = safe_text(value, is_message=True)[:MAX_DETAIL]
+        entry = {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}
+        self._latest[KEPT_WITH.get(kind, "")].append(entry)
+        self.has_unwritten = True
+
     def entries(self) -> list[dict[str, Any]]:
-        """Return the events and refusals for the row of this worker, by the names of `LoggedEvent`."""
-        entries: list[dict[str, Any]] = []
-        for event in list(chain.from_iterable(self._latest.values())):  # other threads may add some
-            if isinstance(event, Event):
-                entries.append(_entry(event.kind, event.message, event.time_us, event.details))
-            else:
-                entries.append(_entry_of_refusal(event, event.refusal))
-        return entries
-
-
-def _entry_of_refusal(outcome: Outcome, refusal: Decision) -> dict[str, Any]:
-    """Return a refused request as an event."""
-    names = ", ".join(names_of(outcome, refusal))
-    details: dict[str, object] = {"client": outcome.client, "key": outcome.client, "rule": names, "limit": ""}
-    details |= named(outcome, "reason", "route", "status")
-    binding = refusal.binding
-    if binding is not None:
-        details |= {"key": binding.key, "limit": binding.limit}
-    if refusal.ban is not None:
-        details["ban"] = refusal.ban.key
-    message = f"{outcome.client} was refused: {outcome.reason}"
-    if names:
-        message += f", {names}"
-    return _entry("refused", message, outcome.began_us + outcome.duration_us, details)
-
-
-def _entry(kind: str, message: str, time_us: int, details: Mapping[str, object]) -> dict[str, Any]:
-    texts: dict[str, str] = {}
-    for name, value in islice(details.items(), MAX_DETAILS):
-        texts[name] = safe_text(value, is_message=True)[:MAX_DETAIL]
-    return {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}
+        """Return the events and refusals for the row of this worker."""
+        refused, self._refused = self._refused, deque(maxlen=MAX_ALIKE)
+        for outcome in list(refused):  # other threads may add some
+            refusal = outcome.refusal
+            names = ", ".join(names_of(outcome, refusal))
+            details = {"client": outcome.client, "key": outcome.client, "rule": names, "limit": ""}
+            details |= named(outcome, "reason", "route", "status")
+            binding = refusal.binding
+            if binding is not None:
+                details["key"] = binding.key
+                # A limit has the amount of now, which after a change may not be the one that has refused the request.
+                if outcome.began_us > self._changed_us:
+                    details["limit"] = binding.limit
+            if refusal.ban is not None:
+                details["ban"] = refusal.ban.key
+            message = f"{outcome.client} was refused: {joined(outcome.reason, names)}"
+            self._keep("refused", message, outcome.began_us + outcome.duration_us, details)
+        return list(chain.from_iterable(self._latest.values()))

@@ -88,7 +88,7 @@ async def remove_ban(limiter: Limiter, key: str, value: str | None, by: str) -> 
 
 
 def end_of(row: dict[str, Any]) -> str:
-    """Return the end of a ban from its row."""
+    """Return the end of a ban or a change from its row."""
     if row["until_at"] is None:
         return "unbanned"
     return time_of(ceil(row["until_at"]))
@@ -137,7 +137,7 @@ async def list_limits(limiter: Limiter) -> Answer:
     rows = as_json(await limiter.overrides())
     if not rows:
         note("every limit is as configured in code")
-    return rows, table(_OF_CHANGES, [{**row, "until": time_of(row["until_at"])} for row in rows])
+    return rows, table(_OF_CHANGES, [{**row, "until": end_of(row)} for row in rows])
 
 
 @limits.command("set")
@@ -160,7 +160,7 @@ async def set_limit(limiter: Limiter, name: str, limit: str, duration: str, reas
     """
     change = await limiter.override(name, limit, duration, reason=reason, by=by)
     row = as_json(change)
-    times = f"in force from {time_of(row['since_at'])} until {time_of(row['until_at'])}"
+    times = f"in force from {time_of(row['since_at'])} until {end_of(row)}"
     if not change.is_published:
         times += "; no worker has met this limit yet"
     return [row], [f"changed: {change.name} to {change.limit}, {times}"]
@@ -180,7 +180,7 @@ async def switch_off(limiter: Limiter, duration: str, reason: str, by: str) -> A
     Example: slidegate limits off --for 10m --reason "a wrong rule refuses customers"
     """
     row = as_json(await limiter.override("*", "off", duration, reason=reason, by=by))
-    return [row], [f"off: every request passes until {time_of(row['until_at'])}"]
+    return [row], [f"off: every request passes until {end_of(row)}"]
 
 
 @limits.command("restore")

@@ -63,7 +63,7 @@ class Replay:
             for rule in filter(None, (*middleware.rules, middleware.policy.rules.default_rule)):
                 self._note(rule)
         self._innermost = _StatusApp(middlewares[-1].app)
-        self._outcomes: list[Outcome] = []
+        self._outcome: Any = None
         self._events: list[Event] = []
         limiters: dict[Limiter, Limiter] = {}
         self._app: ASGIApp = self._innermost
@@ -87,7 +87,7 @@ class Replay:
         self._innermost.status = record.status
         if not 200 <= record.status <= 599:
             self._innermost.status = 200
-        self._outcomes = []
+        self._outcome = None
         self._events = []
         scope = scope_of(record)
         await self._app(scope, _receive, _send)
@@ -95,10 +95,9 @@ class Replay:
             raise ConfigurationError(
                 f"the log needs more than {MAX_KEYS:,} windows or bans at a time; pass a shorter part of it"
             )
-        if not self._outcomes:  # it is exempt
+        if self._outcome is None:  # it is exempt
             return ReplayedRequest(client_key(Request(scope)), None, self._events)
-        outcome = self._outcomes[-1]
-        return ReplayedRequest(outcome.client, outcome, self._events)
+        return ReplayedRequest(self._outcome.client, self._outcome, self._events)
 
     def event(self, event: Event) -> None:
         """Receive an event of a limiter."""
@@ -106,7 +105,7 @@ class Replay:
 
     def request(self, outcome: Outcome) -> None:
         """Receive the outcome of a request; each limiter reports one, that of the outermost middleware the last."""
-        self._outcomes.append(outcome)
+        self._outcome = outcome
 
     def _note(self, rule: Rule) -> None:
         """Note if a rule waits, or counts by what the log may lack."""
