@@ -1,8 +1,6 @@
-"""Stores by address: what is read of it and refused, that no message shows a password, and what a real server sees."""
+"""Stores by address: what is read of it and refused, and that no message shows a password."""
 
 import inspect
-import shutil
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,20 +8,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import redis
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import RedisCluster
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from slidegate import ConfigurationError, Limiter, MemoryStore
 from slidegate.stores.open_store import open_store
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.clients import OPTIONS, open_client
 
-from ..fault_proxy import HOST, FaultProxy
-from ..redis_servers import RedisServer, make_certificate, needs_redis
 from ..test_messages import message_of
 
 SECRET = "hunter2"
@@ -130,30 +123,3 @@ async def test_white_space_around_an_address_is_dropped_and_inside_refused(url: 
     with pytest.raises(ConfigurationError) as caught:
         open_store(f"{plain[:at]}{blank}{plain[at:]}")
     assert f"it has {blank!r} after {at} characters" in str(caught.value)
-
-
-async def write(url: str, key: str) -> None:
-    client: Any
-    client, _ = open_client(url, {})
-    client.connection_pool.connection_kwargs.update(socket_timeout=5, retry=Retry(NoBackoff(), 0))
-    try:
-        assert await client.set(key, "1")
-        assert SECRET not in repr(client)
-    finally:
-        await client.aclose()
-
-
-@needs_redis
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
-async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-    with RedisServer("--requirepass", SECRET, password=SECRET) as server:
-        async with FaultProxy(server.port, tls=context) as proxy:
-            url = f"rediss://:{SECRET}@{HOST}:{proxy.port}/5"
-            await write(f"{url}?ssl_ca_certs={certificate}", "key")
-            await write(f"{url}?ssl_cert_reqs=none", "key")
-            with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
-                await write(url, "other")
-        assert server.info("keyspace")["db5"]["keys"] == 1

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from ssl import CERT_NONE, CERT_REQUIRED
 from types import NoneType
 from typing import Any, Final
 from unittest.mock import Mock
@@ -26,6 +27,7 @@ from slidegate.core import Ban, Bucket, Concurrency, Reason, Reservation, Snapsh
 from slidegate.core.reservation import reserved
 from slidegate.stores.redis import RedisStore, clients, link
 from slidegate.stores.redis.bans import CHUNK
+from slidegate.stores.redis.clients import open_client
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract.player import listed, settle
@@ -348,20 +350,22 @@ async def test_nothing_is_counted_under_a_ban_of_a_network_that_no_poll_has_brou
 
 CREDENTIALS: Final = UsernamePasswordCredentialProvider("ann", "pw")
 GIVEN: Final[dict[str, Any]] = {"username": "ann", "password": "pw", "retry": Retry(NoBackoff(), 5)}
+A_NODE: Final = [ClusterNode("127.0.0.1", 1)]
 TAKEN: Final = (HELD, "user:ann", 1)
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "verifies"),
     [
-        lambda: Redis(**GIVEN, retry_on_error=[OSError], health_check_interval=1),
-        lambda: Redis(**GIVEN, unix_socket_path="/s"),
-        lambda: RedisSentinel([("127.0.0.1", 1)]).master_for("mymaster", **GIVEN, ssl=True),
-        lambda: ClusterClient(**GIVEN, startup_nodes=[ClusterNode("127.0.0.1", 1)], ssl=True, ssl_cert_reqs="none"),
+        (lambda: Redis(**GIVEN, retry_on_error=[OSError], health_check_interval=1), None),
+        (lambda: Redis(**GIVEN, unix_socket_path="/s"), None),
+        (lambda: open_client("rediss://ann:pw@h?ssl_cert_reqs=none", {})[0], CERT_NONE),
+        (lambda: RedisSentinel([("127.0.0.1", 1)]).master_for("mymaster", **GIVEN, ssl=True), CERT_REQUIRED),
+        (lambda: ClusterClient(**GIVEN, startup_nodes=A_NODE, ssl=True, ssl_cert_reqs="none"), CERT_NONE),
     ],
-    ids=["server", "socket", "sentinel", "cluster"],
+    ids=["server", "socket", "TLS", "sentinel", "cluster"],
 )
-def test_connections_are_as_given_but_for_the_stores_timeouts_and_no_retries(given: Callable[[], Any]) -> None:
+def test_connections_are_as_given_but_for_the_stores_timeouts_and_no_retries(given: Any, verifies: Any) -> None:
     user: Any = given()
     own: Any = clients.OwnClients(user, 0.7)
     if own.is_cluster:
@@ -371,6 +375,7 @@ def test_connections_are_as_given_but_for_the_stores_timeouts_and_no_retries(giv
     connection: Any = pool.make_connection()
     assert isinstance(connection, kind)
     assert (connection.username, connection.password) == ("ann", "pw")
+    assert getattr(connection, "cert_reqs", None) is verifies
     assert (connection.retry._retries, connection.retry_on_error, connection.health_check_interval) == (0, [], 0)
     assert (connection.socket_connect_timeout, connection.socket_timeout) == (0.7, None), "a link bounds answers"
 
