@@ -43,9 +43,9 @@ KINDS: Final = {
     **dict.fromkeys((ADDRESS, "client", EVERYONE, "network", "asn", "country"), _OF_ADDRESSES),
     "mcp_tool": Kind(of_people=False, in_text=True),
     "path": Kind(logged=True),
-    "query": Kind(else_address=True, logged=True, named=query),
     "header": Kind(else_address=True, named=header),
     "cookie": Kind(else_address=True, named=cookie),
+    "query": Kind(else_address=True, logged=True, named=query),
     "user": Kind(else_address=True, in_text=True),
 }
 """The kinds by the word with which their names and keys begin; all others are those of functions."""

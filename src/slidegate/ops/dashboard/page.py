@@ -14,6 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from ... import ConfigurationError, StoreError, __version__
 from ...core import compiled
+from ..kinds import KINDS
 from ..published_rules import check_key, where_banned
 from ..rows import key_of, share, span
 from ..tasks import together
@@ -47,6 +48,7 @@ _GLOBALS: Final[dict[str, Any]] = {
     "grouped": texts.grouped,
     "titles": TITLES,
     "windows": WINDOWS,
+    "kinds": KINDS,
     "marks": ("ban", "change", "outage", "start"),
     "version": __version__,
     "compiled": compiled,

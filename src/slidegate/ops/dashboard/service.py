@@ -216,17 +216,15 @@ class Service:
         rows = []
         for client in clients:
             rule = client.rule
-            limits = client.amounts.get(rule, "")
-            is_banned = bans.refusing(self.limiter, client.key) is not None
             rows.append(
                 ClientRow(
                     client.key,
                     rule,
-                    limits,
+                    client.amounts.get(rule, ""),
                     client.refused,
                     client.requests,
                     client.refused_by,
-                    is_banned,
+                    bans.refusing(self.limiter, client.key) is not None,
                     caution(client),
                 )
             )
