@@ -321,6 +321,8 @@ async def check_key(incident: Incident, key: str) -> None:
     answer, lines = await incident.api("client", key=key), await incident.page("clients", key=key)
     rows = table(lines, "Latest refusals", "Since |")
     assert sum(number(row[-1]) for row in rows) == len(answer["refusals"]) <= min(10, len(own))
+    behind = [line for line in lines if line.startswith("Refused behind it by ")]
+    assert behind == [f"Refused behind it by {rule}: {key}" for key, rule in answer["behind"].items()]
     # A worker keeps its last 50 refusals.
     assert len(refusals) > 50 or len(answer["refusals"]) == min(10, len(own))
     for since, *about, times in rows:
