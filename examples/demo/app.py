@@ -32,7 +32,7 @@ RULES = [
     # An address gets five attempts a minute, and its whole network sixty an hour, because slow guessing from several
     # addresses stays below the limit of each address.
     Rule("/login", "5/minute; 20/hour", methods=["POST"], name="login"),
-    Rule("/login", "60/hour", methods=["POST"], key=client_ip(ipv4_prefix=24, ipv6_prefix=48), name="login-network"),
+    Rule("/login", "60/hour", methods=["POST"], key=client_ip(ipv4_prefix=24, ipv6_prefix=48), name="login_network"),
     # Programs may be faster than people, so the last rule does not apply to them.
     Rule("/api/{rest:path}", "100/10s", key=header("X-API-Key"), name="api", final=True),
     Rule("/export", "10/hour", cost=lambda request: 5 if request.query_params.get("full") else 1, name="export"),

@@ -35,7 +35,7 @@ async def test_the_sample_has_clients_with_each_outcome_and_every_wait_is_exact(
     result = await replay.replay(make_app(limiter), limiter, clock, replay.read(demo.SAMPLE))
     scanners = {"203.0.113.200", "198.51.100.150"}
     assert {client for client, outcomes in result.clients.items() if outcomes["banned"]} == scanners
-    assert {rule for rule, _ in result.limited} == {"api", "export", "login-network"}
+    assert {rule for rule, _ in result.limited} == {"api", "export", "login_network"}
     assert sum(outcomes["blocked"] for outcomes in result.clients.values()) == 30
     limited = sum(outcomes["limited"] for outcomes in result.clients.values())
     assert (result.exact, result.wrong) == (limited, [])
