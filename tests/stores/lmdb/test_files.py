@@ -397,6 +397,27 @@ def test_an_error_of_one_worker_keeps_counts(store: Any, observer: RecordingObse
     assert "counts_restarted" not in observer.kinds
 
 
+def test_an_error_that_threads_meet_at_once_keeps_counts(
+    store: Any, observer: RecordingObserver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.hit(CHECKS)
+    counts, failure = store._env.counts, store._env.failure
+    counts.lmdb = Faulty(counts.lmdb, lmdb.BadTxnError("as a fault"), "begin".__eq__)
+
+    def after_others(error: Exception) -> StoreUnavailable:
+        monkeypatch.setattr(store._env, "failure", failure)
+        for _ in range(2):
+            with suppress(StoreUnavailable):
+                store.hit(CHECKS)
+        return failure(error)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(store._env, "failure", after_others)
+    with pytest.raises(StoreUnavailable, match="as a fault"):
+        store.hit(CHECKS)
+    store.hit(CHECKS)
+    assert observer.kinds == []
+
+
 def test_a_worker_without_memory_keeps_the_file(store_path: Path, opened: Opened, observer: RecordingObserver) -> None:
     LmdbStore(store_path, max_map_size=1 << 30).close()
     store = opened()

@@ -192,9 +192,9 @@ def test_a_worker_that_sees_another_boot_id_joins_those_that_live(machine: Machi
         store = machine.store()
         assert machine.files == [f"counts-{LAYOUT}-theirs.mdb"]
         assert store.hit(CHECKS).remaining == 3
-        store._env.failure(lmdb.PanicError("its own error"))
+        store._env.note_failure(lmdb.PanicError("its own error"))
         assert [store.hit(CHECKS).remaining for _ in range(2)] == [2, 1], "it joins them again"
-    store._env.failure(lmdb.PanicError("its own error"))
+    store._env.note_failure(lmdb.PanicError("its own error"))
     assert store.hit(CHECKS).remaining == 0, "although nobody else lives now"
     assert machine.observer.kinds == []
 

@@ -24,9 +24,9 @@ That ends the environment; a store that comes later to this path makes another o
                                                                    |
                                                    a store has come meanwhile: all goes on
 
-On an event loop nothing of that is done, but in a constructor: a thread opens and fills the file, or copies and closes,
-and meanwhile questions find it taken, as behind the gate of another process. Without a loop, a store that leaves copies
-and closes itself; if others are in the way for too long, a thread goes on with that.
+On an event loop only a constructor does any of that. Else a thread opens and fills the file, or copies and closes, and
+meanwhile questions find it taken, as behind the gate of another process. Without a loop, a store that leaves copies and
+closes itself; if others are in the way for too long, a thread goes on with that.
 
 Neither an environment nor a file lock survives `fork`: a child closes what it has inherited, and opens the files again;
 a fork waits for the end of transactions.
@@ -74,7 +74,7 @@ from .rows import DAMAGE, Databases, Unfinished
 T = TypeVar("T")
 
 EXAMINE_EVERY_S: Final = 1.0
-NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
+NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError, lmdb.DiskError)
 """Errors of LMDB after which it goes on."""
 
 _open: Final[dict[Path, Environment]] = {}
@@ -105,7 +105,7 @@ class Environment:
         kept: What survives a restart of the machine.
         pending_events: Events to emit; any thread may add some while another one emits them.
         users: How many open stores of this process use it.
-        counts: The file, in a transaction.
+        counts: The file of counts, which a transaction finds open.
     """
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -169,6 +169,9 @@ class Environment:
             return True
         except Unfinished:
             return False
+        except lmdb.Error as error:
+            self.note_failure(error)
+            raise
         finally:
             self._inside = 0
             if self.gate.is_open:
@@ -188,16 +191,14 @@ class Environment:
         """Return whether the open files are still those at their paths."""
         return self.gate.is_in_place() and self.counts.is_in_place()
 
-    def failure(self, error: Exception) -> StoreUnavailable:
-        """Return the error to raise for one of LMDB or the system; the next `run` opens the files again if it helps."""
-        failed = StoreUnavailable(f"lmdb: {self.path}: {error}")
-        # What needs no room goes on.
-        if isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
-            failed.concerns = "request"
-            return failed
-        # Nothing is wrong with the file, or another thread has found that before.
-        if not self.is_open or not isinstance(error, lmdb.Error) or isinstance(error, NO_ROOM):
-            return failed
+    def note_failure(self, error: lmdb.Error) -> None:
+        """Note an error of a transaction; the next one opens the file again. Called under the lock of threads.
+
+        There, because two threads that meet one bad transaction would else find the file damaged.
+        """
+        # Nothing is wrong with the file.
+        if not self.is_open or isinstance(error, NO_ROOM):
+            return
         self._state = State.FAILED
         is_damaged = isinstance(error, DAMAGE)
         if isinstance(error, lmdb.BadTxnError):
@@ -206,6 +207,12 @@ class Environment:
             self._bad_file = self.counts.identity
         if is_damaged:
             self._damage = str(error)
+
+    def failure(self, error: Exception) -> StoreUnavailable:
+        """Return the error to raise for one of LMDB or the system."""
+        failed = StoreUnavailable(f"lmdb: {self.path}: {error}")
+        if isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
+            failed.concerns = "request"  # what needs no room goes on
         return failed
 
     def wait_behind_gate(self, work: Callable[[Any, Databases], T], until_s: float) -> T:
@@ -324,7 +331,8 @@ class Environment:
             return False
         if self.is_open:
             return True
-        # A damaged file is deleted. If it is not in place, another process has already created it again.
+        # It is shut, or has failed. A damaged file is deleted. If it is not in place, another process has already made
+        # it again.
         if self._damage and self.options.create and self.counts.is_in_place():
             self.counts.path.unlink(missing_ok=True)
             self.pending_events.append(restarted(f"{self.counts.path} was damaged ({self._damage})"))
