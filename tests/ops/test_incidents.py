@@ -319,7 +319,7 @@ async def check_key(incident: Incident, key: str) -> None:
         names.add(str(ip_network(f"{key}/28", strict=False)))
     own = [one for one in refusals if not names.isdisjoint((one.client, one.ban, *one.keys))]
     answer, lines = await incident.api("client", key=key), await incident.page("clients", key=key)
-    rows = table(lines, "Latest refusals", "Since |")
+    rows = table(lines, "Latest refusals", "At least since |")
     assert sum(number(row[-1]) for row in rows) == len(answer["refusals"]) <= min(10, len(own))
     behind = [line for line in lines if line.startswith("Refused behind it by ")]
     assert behind == [f"Refused behind it by {rule}: {key}" for key, rule in answer["behind"].items()]

@@ -25,7 +25,7 @@ MAX_DETAILS: Final = 8
 KEPT_WITH: Final = {
     "refused": "refused",
     "exceeded": "exceeded",
-    "shadow_refused": "exceeded",
+    "shadow_refused": "shadow_refused",
     "banned": "banned",
     "shadow_banned": "banned",
 }
