@@ -9,7 +9,6 @@ import gc
 import weakref
 from asyncio import CancelledError
 from collections import UserDict
-from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
 from http import HTTPStatus
@@ -17,24 +16,22 @@ from typing import Any, Final
 
 import anyio
 import pytest
-from fastapi import Depends, FastAPI
-from hypothesis import given, note, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 import slidegate
 from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, RateLimit, RateLimitMiddleware, Rule
 from slidegate.events import Outcome
 from slidegate.networks.lists import Networks
-from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.keys import header
+from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
 from ..drawing import examples
-from .middlewares import FORMS, Listener, SocketClient, greet, texts
+from .middlewares import FORMS, Listener, SocketClient, texts
 from .stage import end_of
 
 DRAFT: Final = {b"ratelimit", b"ratelimit-policy"}
@@ -42,6 +39,7 @@ LEGACY: Final = {b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-r
 OURS: Final = {"draft": DRAFT, "legacy": LEGACY, ("draft", "legacy"): DRAFT | LEGACY, None: set[bytes]()}
 OF_REFUSALS: Final = {b"retry-after", b"cache-control"}
 TIGHT: Any = RateLimit("1/hour", name="tight")
+DENIAL = {"websocket.http.response": {}}
 NO_INTS: Final = (Decimal(404), 404.0, "404", b"404", True, 0, None)
 """Statuses that some servers take; some equal a whole number and are none, as the integers of numpy."""
 
@@ -357,64 +355,3 @@ async def test_at_the_reset_of_the_older_fields_everything_spent_has_left(limits
     clock.set(reset_us)
     answer = await call(app)
     assert int(answer.headers["x-ratelimit-remaining"]) == int(answer.headers["x-ratelimit-limit"]) - 1
-
-
-# -- a refused client learns when it is let in again ------------------------------------------------------------------
-
-
-DENIAL = {"websocket.http.response": {}}
-
-
-def site(limits: str, policy: BanPolicy, at: str, limiter: Limiter) -> ASGIApp:
-    """Return an application with a page and a websocket, and a limit somewhere."""
-    limit = RateLimit(limits)
-    decorate: Callable[[Any], Any] = limit if at == "decorator" else lambda endpoint: endpoint
-    app: Any = FastAPI(dependencies=[Depends(limit)] if at == "dependency" else [])
-    app.get("/")(decorate(page))
-    app.websocket("/")(decorate(greet))
-    rules = [Rule("*", limits)] if at in ("rule", "inner") else []
-    if at == "inner":
-        app, rules = RateLimitMiddleware(app, limiter=limiter, rules=rules), []
-    return RateLimitMiddleware(app, limiter=limiter, rules=rules, bans=policy)
-
-
-POSITIONS = st.sampled_from(["rule", "inner", "dependency", "decorator"])
-KINDS = st.sampled_from(["http", "websocket"])
-LIMITS = st.builds("{}/{}s".format, st.integers(1, 4), st.sampled_from([2, 5, 60]))
-BANS = st.builds(
-    lambda strikes, length, by_key: BanPolicy(
-        f"{strikes}/10m", f"{length}s", factor=1, key=header("X-API-Key") if by_key else None
-    ),
-    st.integers(1, 4),
-    st.sampled_from([1, 3, 30, 3600]),
-    st.booleans(),
-)
-
-
-@given(LIMITS, BANS, POSITIONS, KINDS, st.lists(st.integers(0, 3), max_size=12))
-async def test_a_limits_refusal_says_when_the_client_is_let_in_again_also_if_its_strike_bans(
-    limits: str, policy: BanPolicy, at: str, kind: str, waits: list[int]
-) -> None:
-    note(f"{limits} {policy} {policy.key} {at} {kind} {waits}")
-
-    async def played(*then_s: int) -> Any:
-        """Return the last answer and its events, or, so much later, whether another request passes."""
-        clock, observer = FakeClock(), RecordingObserver()
-        app = site(limits, policy, at, Limiter(MemoryStore(clock=clock), observers=[observer]))
-        for wait_s in (0, *waits, *then_s):
-            clock.advance(us=wait_s * 1_000_000)
-            observer.events.clear()
-            answer = await send_scope(app, scope_of(type=kind, headers={"X-API-Key": "k1"}, extensions=DENIAL))
-        first = answer.messages[0]
-        passes = first["type"] == "websocket.accept" or first.get("status") == 200
-        return passes if then_s else (passes, answer, observer.events)
-
-    passes, answer, events = await played()
-    if passes:
-        return
-    retry_s = int(answer.headers["retry-after"])
-    (refused,) = [event for event in events if event.kind == "refused"]
-    assert refused.details["retry_after_s"] == retry_s
-    assert not await played(retry_s - 1)
-    if refused.details["reason"] == "limited":  # a banned client learns of the ban alone
-        assert await played(retry_s)
