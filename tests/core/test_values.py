@@ -28,7 +28,7 @@ from slidegate.core.ring import MAX_UNITS
 from slidegate.testing import FakeClock
 
 from ..contract.programs import DAY_US, MINUTE_US, SECOND_US
-from ..hurry import at_once
+from ..turns import interrupted
 
 ADDRESSES = st.ip_addresses().map(str) | st.ip_addresses(network="203.0.113.0/24").map(str)
 
@@ -175,24 +175,20 @@ def test_without_a_time_zone_database_the_error_says_what_to_install(monkeypatch
     assert Quota("5/day", zone="UTC"), "UTC needs no database"
 
 
-def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:
-    store, bucket = MemoryStore(), Bucket("api", [Limit(50, "1h", resolution=64)])
-    checks, at_work = [(bucket, "ann", 1)], {*range(4)}
+@pytest.mark.parametrize("first", ["hit", "change"])
+def test_a_hit_goes_by_the_amount_before_a_change_or_after_it_wherever_it_comes(first: str) -> None:
+    """Also where the amount crosses the resolution, so that slices become moments."""
+    sliced, exact = (Limit(amount, "10s", resolution=2).counter for amount in (4, 2))
+    window, _ = sliced.spend(b"", 12 * SECOND_US, 2)
+    found = list[object]()
 
-    def work(number: int) -> int:
-        while number == 4 and at_work:
-            for amount in (300, 10, 64, 65, 200):  # exact or not
-                bucket.limits[0].become(amount)
-        try:
-            return sum(store.hit(checks).allowed for _ in range(4_000 if number < 4 else 0))
-        finally:
-            at_work.discard(number)
+    def begin() -> list[Callable[[], object]]:
+        limit = Limit(4, "10s", resolution=2).mutable_copy()
+        acts = [lambda: found.append(limit.counter.spend(window, 16 * SECOND_US, 1)), lambda: limit.become(2)]
+        return acts if first == "hit" else acts[::-1]
 
-    admitted = sum(at_once(work, 5))
-    bucket.limits[0].become(300)
-    while store.hit(checks):
-        admitted += 1
-    assert admitted == 300
+    for point in interrupted(begin, ["core/ring.py", "core/limits.py"]):
+        assert found.pop() in [one.spend(window, 16 * SECOND_US, 1) for one in (sliced, exact)], point
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
