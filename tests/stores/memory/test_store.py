@@ -29,6 +29,7 @@ from ...contract import StoreContract
 from ...contract.programs import HOUR_US, SECOND_US, YEAR_2100_US
 from ...contract.store_contract import bucket
 from ...hurry import PATIENCE_S, at_once, hurried
+from ...turns import interrupted, turning_locks
 from ..conftest import Opened
 
 COMMON = Bucket("everyone", parse_limits("1000000/hour"))
@@ -89,6 +90,25 @@ def test_sixteen_threads_that_ask_for_many_keys_at_once_wait_for_nobody_for_ever
     assert sum(admitted.values()) > 500
     spent = {key: 25 - (store.peek(((together, key, 0),)).states[0].remaining) for key in keys}
     assert spent == {key: admitted[key] for key in keys}, "nothing is lost, and nothing counted twice"
+
+
+@pytest.mark.parametrize("first", ["the hit", "the reset"])
+def test_a_reset_of_all_keys_finds_no_hit_half_done_wherever_one_of_them_comes(first: str) -> None:
+    limited = [bucket(limits, limits) for limits in ("2/hour", "90/hour")]  # one exact, one that counts in slices
+    checks, stores = [(each, key, 1) for each in limited for key in ("ann", "bob", "eve", "kim")], list[MemoryStore]()
+
+    def begin() -> list[Callable[[], object]]:
+        stores.append(store := MemoryStore())
+        acts = [lambda: store.hit(checks), store.reset_all]
+        return acts if first == "the hit" else acts[::-1]
+
+    with turning_locks():
+        for point in interrupted(begin, ["memory/store.py", "memory/shard.py"]):
+            store = stores.pop()
+            assert len({state.used for state in store.peek([(*each[:2], 0) for each in checks]).states}) == 1, point
+            store.reset_all()
+            assert store.key_count() == 0, point
+            assert [bool(store.hit(checks)) for _ in range(3)] == [True, True, False], point
 
 
 def test_a_clock_that_fails_leaves_the_store_free() -> None:
