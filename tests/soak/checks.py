@@ -7,7 +7,7 @@ wrongly, and the shorter the spans are, the less escapes it.
 
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -87,8 +87,10 @@ def broken_bounds(answers: Iterable[Answer]) -> list[str]:
     return found
 
 
-def most_inside(spans: Iterable[tuple[float, float]], window_s: float) -> tuple[int, float]:
-    """Return the most spans that lie inside one window of a length, and when it begins."""
+def most_inside(
+    spans: Iterable[tuple[float, float]], window_s: float, begins: Callable[[float], bool] = lambda at_s: True
+) -> tuple[int, float]:
+    """Return the most spans that lie inside one window of a length that may begin then, and when it begins."""
     in_order = sorted(spans)
     ends: list[float] = []  # of the spans that begin inside the window, sorted
     most, at_s, next_one = 0, 0.0, 0
@@ -97,7 +99,7 @@ def most_inside(spans: Iterable[tuple[float, float]], window_s: float) -> tuple[
             insort(ends, in_order[next_one][1])
             next_one += 1
         count = bisect_right(ends, start_s + window_s)
-        if count > most:
+        if count > most and begins(start_s):
             most, at_s = count, start_s
         del ends[bisect_left(ends, end_s)]
     return most, at_s

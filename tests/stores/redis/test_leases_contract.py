@@ -169,7 +169,7 @@ OTHERS: Final = (
     "the machine of a worker is paused",
     "the server's clock steps forward",
 )
-"""Rows that tests of their own show, in `test_leases`."""
+"""Rows that tests of their own show: in `test_leases` and in `test_storm`."""
 
 
 def test_the_page_lists_what_differs() -> None:
