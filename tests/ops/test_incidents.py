@@ -323,8 +323,8 @@ async def check_key(incident: Incident, key: str) -> None:
     assert sum(number(row[-1]) for row in rows) == len(answer["refusals"]) <= min(10, len(own))
     behind = [line for line in lines if line.startswith("Refused behind it by ")]
     assert behind == [f"Refused behind it by {rule}: {key}" for key, rule in answer["behind"].items()]
-    # A worker keeps its last 50 refusals.
-    assert len(refusals) > 50 or len(answer["refusals"]) == min(10, len(own))
+    # A worker keeps its last 40 refusals.
+    assert len(refusals) > 40 or len(answer["refusals"]) == min(10, len(own))
     for since, *about, times in rows:
         alike = [one for one in own if about == [one.reason, ", ".join(one.by) or NONE, str(one.outcome.status)]]
         assert sum(one.at_s >= unix_of(since) for one in alike) >= number(times), since

@@ -716,9 +716,9 @@ async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) ->
         key, counts = unpackable_text()[:64], [10**9 + number] * 5
         client = ClientTraffic(*counts, key, amounts, by, by, routes, others)
         statistics._tally.clients[client.key] = client
-    for number in range(4 * recent_events.MAX_ALIKE):
+    for number in range(5 * recent_events.MAX_ALIKE):
         details = {f"{number}-{name}": unpackable_text() for name in range(20)}
-        kind = ("refused", "shadow_banned", "shadow_refused", "config_reloaded")[number % 4]
+        kind = ("refused", "shadow_banned", "shadow_refused", "config_reloaded", "exceeded")[number % 5]
         statistics.event(Event(kind, unpackable_text(), details))
     await statistics.publish()
     sizes = {kind: len(value) for (kind, _, _), (value, _) in rows.rows.items()}

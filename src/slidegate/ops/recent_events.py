@@ -18,7 +18,7 @@ from .facts import joined
 from .rows import named
 from .traffic import names_of
 
-MAX_ALIKE: Final = 50
+MAX_ALIKE: Final = 40
 MAX_MESSAGE: Final = 256
 MAX_DETAIL: Final = 128
 MAX_DETAILS: Final = 8

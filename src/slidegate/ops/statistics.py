@@ -259,8 +259,8 @@ class Statistics(Observer):
         """Return the latest events of all workers, the newest first; refusals are among them.
 
         Args:
-            limit: At most how many, 1 to 1,000. Each worker contributes its last 50 refusals, 50 of shadows,
-                50 exceeded limits, 50 bans and 50 others.
+            limit: At most how many, 1 to 1,000. Each worker contributes its last 40 refusals, 40 of shadows,
+                40 exceeded limits, 40 bans and 40 others.
 
         Raises:
             ConfigurationError: `limit` is out of range.
