@@ -600,7 +600,9 @@ def trips(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return trips
 
 
-@pytest.mark.parametrize("view", [*VIEWS, "?rule=all", "?rule=tighter", "clients?key=198.51.100.0", "api/summary"])
+@pytest.mark.parametrize(
+    "view", [*VIEWS, "?rule=all", "?rule=tighter", "clients?key=198.51.100.0", "api/summary", "api/networks"]
+)
 async def test_a_view_asks_few_questions_for_any_number_of_clients_in_few_round_trips(
     view: str, site: Site, trips: list[list[str]]
 ) -> None:

@@ -166,7 +166,8 @@ class Service:
 
     async def _read_networks(self) -> list[ClientRow]:
         networks, clients = Clients(), Counter[str]()
-        for client in (await self.ranking(CLIENTS)).each():
+        ranking, _ = await together(self.ranking(CLIENTS), self.bans())
+        for client in ranking.each():
             for key in keys_refusing(self.limiter, client.key):
                 if _NETWORKS.fullmatch(key):
                     networks[key].add(client)

@@ -81,8 +81,8 @@ def _shadowed(events: Iterable[LoggedEvent], rule: str) -> list[tuple[str, int]]
 
 async def clients(service: Service, query: Query) -> Variables:
     """Return the clients, other keys and networks of the last five minutes, and the one that the query names."""
-    ranking, keys, networks, client, _ = await together(
-        service.ranking(CLIENTS), service.ranking(KEYS), service.networks(), _client(service, query), service.bans()
+    ranking, keys, networks, client = await together(
+        service.ranking(CLIENTS), service.ranking(KEYS), service.networks(), _client(service, query)
     )
     return {
         "client": client,
