@@ -18,8 +18,8 @@ from .rows import as_json, listed, named, seconds, span
 from .slices import CLIENTS, KEYS, WORKERS, read_events, read_ranking
 from .traffic import ClientTraffic, Ranking
 
-MOST_EVENTS: Final = 1_000
-"""Among how many events its refusals are sought."""
+MOST_EVENTS: Final = 5_000
+"""Among how many events its refusals are sought: 25 workers keep at most so many."""
 MOST_CLIENTS: Final = 1_000
 BANS_AT_ONCE: Final = 1_000
 """After so many bans other tasks run."""

@@ -47,6 +47,7 @@ from ...drawing import examples
 from ...redis_servers import free_port
 from ...virtual_time import VirtualTime
 from ...web.middlewares import mmdb
+from ..shared_rows import SharedRows, worker_of
 from ..site import HOST, HOSTILE, NOW_US, SECRET, TOKEN, VIEWS, Page, Site, Visitor, basic
 
 
@@ -811,6 +812,17 @@ def test_ten_events_of_a_kind_are_one_row_and_so_is_what_several_workers_report(
     events = [LoggedEvent(kind, text, -place, {}, f"worker {place}") for place, (kind, text) in enumerate(said)]
     rows = [(alike[0].kind, alike[0].message, len(alike)) for alike in grouped(events, 10)]
     assert rows == [("config_reloaded", "a", 12), ("store_late", "3 of 9 calls", 1), ("banned", "192.0.2.0", 10)]
+
+
+async def test_a_flood_that_all_workers_report_hides_no_reload() -> None:
+    rows = SharedRows()
+    for _ in range(11):
+        limiter, statistics = worker_of(rows)
+        statistics.event(Event("config_reloaded", "a", {}))
+        for place in range(200):
+            statistics.event(Event(("banned", "exceeded")[place % 2], str(place), {}, 1))
+        await statistics.publish()
+    assert "config_reloaded" in {event.kind for event in await Service(limiter).events()}
 
 
 @given(st.integers(1, 10**9), st.integers(0, 2 * 10**9))
