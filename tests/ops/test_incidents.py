@@ -371,7 +371,9 @@ def test_what_is_said_of_an_incident_is_true(seed: int, tmp_path: Path, monkeypa
     async def look() -> None:
         await incident.play()
         if incident.is_away:
-            assert (await incident.page(""))[0].startswith(("The store is away: ", "The store did not answer"))
+            assert (await incident.page(""))[0].startswith(
+                ("The store is away since 2027-", "The store did not answer")
+            )
             return
         truth = Truth(incident.decided(5))
         await truth.look_up_bans(incident.workers[0].limiter)

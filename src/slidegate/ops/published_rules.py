@@ -129,10 +129,9 @@ def limit_rows(limits: Sequence[Any]) -> list[dict[str, Any]]:
     rows = []
     for limit in limits:
         row = {**named(limit, "name", "rule", "shadow"), "changeable": by_name.get(limit.name) is limit}
+        row |= {"limit": BY_FUNCTION, "configured": BY_FUNCTION, "amount": None}
         if limit.changeable:
             row |= {"limit": str(limit.limit), "configured": str(limit.configured), "amount": limit.limit.amount}
-        else:
-            row |= {"limit": BY_FUNCTION, "configured": BY_FUNCTION, "amount": None}
         rows.append(row)
     return rows
 

@@ -323,6 +323,6 @@ async def read_events(limiter: Limiter, limit: int) -> list[LoggedEvent]:
         for event in row["events"]:
             latest.append(read_by_name(LoggedEvent, {**event, "worker": name}))
         # At each worker, so that the list does not grow with their number.
-        latest = nlargest(limit, latest, key=lambda event: event.time_us)
+        latest = nlargest(limit, latest, key=attrgetter("time_us"))
         await pause()
     return latest

@@ -29,6 +29,7 @@ from ..core.errors import StoreError
 from ..core.logs import Throttle, logger, net
 from ..events import Event, Observer, Outcome, Passed
 from .recent_events import LoggedEvent, RecentEvents
+from .rows import time_of
 from .slices import (
     ALIVE_S,
     CLIENTS,
@@ -64,10 +65,14 @@ class Statistics(Observer):
 
     Args:
         limiter: The limiter whose requests are counted.
+
+    Attributes:
+        outage: When and why the latest outage of the store began, in words; empty if it is not known.
     """
 
     refused_events = False  # refusals are taken from outcomes
     takes_passed = True
+    outage = ""
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
@@ -114,6 +119,8 @@ class Statistics(Observer):
 
     def event(self, event: Event, /) -> None:
         """Note an event."""
+        if event.kind == "store_failed":
+            self.outage = f" since {time_of(event.time_us / 1_000_000)} ({event.details['error']})"
         self._events.add(event)
         self._write_soon()
 

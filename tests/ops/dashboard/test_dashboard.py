@@ -236,7 +236,8 @@ async def test_a_failed_store_is_shown_without_its_password(clock: FakeClock, ca
             await limiter.ban("198.51.100.7", "1h")
         shown = [limiter, limiter.store, site.dashboard, vars(site.dashboard), raised.value, observer.events]
         shown += [caplog.text, *((answer.start, answer.body) for answer in [*views, *answers])]
-    assert "The store is away: each worker counts alone" in views[0].body.decode()
+    said = r"The store is away since <time [^>]*>[-0-9 :]+</time> \(StoreUnavailable.*Error 111.*\): "
+    assert re.search(said + "each worker counts alone; its bans do not hold", views[0].body.decode())
     assert [view.status for view in views] == [200] * len(views)
     for view in views[1:]:
         assert "The store does not answer." in view.body.decode()
@@ -795,7 +796,7 @@ async def test_what_happened_is_marked(site: Site) -> None:
     site.clock.advance("2s")
     await site.visit()
     service = Service(site.limiter)
-    site.limiter.engine.emit(Event("store_failed", "away"))
+    site.limiter.engine.emit(Event("store_failed", "away", {"error": "away"}))
     marks = chart.marks_of(
         (await service.bans()).newest, (await service.counts("5m")).with_starts(await service.events())
     )

@@ -22,7 +22,7 @@ from slidegate.stores.redis import RedisStore, batch
 from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL, Command
 from slidegate.stores.redis.changes import Changes, KeptAnswer
 from slidegate.stores.redis.link import DEPTH, Link
-from slidegate.stores.redis.protocol import StoreTime, real_monotonic_us, with_values
+from slidegate.stores.redis.protocol import StoreTime, real_monotonic_us, store_error, with_values
 from slidegate.stores.redis.refusals import Refusals
 from slidegate.stores.redis.requests import Question
 from slidegate.testing import FakeClock, RecordingObserver
@@ -718,6 +718,10 @@ def test_refusals_of_threads_are_known_unless_one_of_them_resets_all_keys() -> N
 def test_only_names_of_constants_are_replaced_neither_words_of_redis_nor_of_comments() -> None:
     text = b'local COUNT = 5 -- a COUNT\nlocal NEVER = -1\nredis.call("SCAN", "COUNT", COUNT) -- COUNT\nx = 2 -NEVER\n'
     assert with_values(text) == b' -- a COUNT\n\nredis.call("SCAN", "COUNT", (5)) -- COUNT\nx = 2 -(-1)\n'
+
+
+def test_an_error_without_a_word_says_that_no_answer_came() -> None:
+    assert str(store_error(TimeoutError())) == "redis: TimeoutError: no answer came"
 
 
 async def test_of_several_errors_in_a_call_that_of_the_server_counts(server: RedisServer) -> None:

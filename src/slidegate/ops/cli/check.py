@@ -66,7 +66,7 @@ def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None
         with redirect_stdout(sys.stderr):
             reported = asyncio.run(_about_app(app))
     findings = list(dict.fromkeys(reported))  # several middlewares may report the same finding
-    lines = [str(finding) for finding in findings] or ["Nothing was found."]
+    lines = list(map(str, findings)) or ["Nothing was found."]
     show(as_json, [finding._asdict() for finding in findings], lines)
     if findings:
         ctx.exit(1)
@@ -219,10 +219,9 @@ def _about_file(path: Path) -> list[Finding]:
     of_environment = os.environ.get(STORE_VARIABLE) or "memory://"
     address = tomllib.loads(path.read_text("utf-8-sig")).get("store", of_environment)
     scheme = str(address).partition(":")[0].lower()
-    findings = []
-    for finding in middleware.findings:
-        if scheme == "memory" or finding.code != _MEMORY:  # about the store that was made here
-            findings.append(finding)
+    findings = middleware.findings
+    if scheme != "memory":
+        findings = [finding for finding in findings if finding.code != _MEMORY]  # about the store that was made here
     if scheme == "lmdb":
         _note_what_a_reboot_forgets(middleware)
     try:

@@ -105,12 +105,11 @@ def _refused_by(fact: Fact, now_us: int) -> str:
         words += f" until {time_of(ceil(until_us / _S))}"
     elif fact.window is not None:
         words += " until one of its requests ends"
-    requests = what = ""
-    if fact.requests != EVERY:
-        requests = fact.requests
+    about = fact.note
     if fact.window is None:
-        what = fact.what
-    about = joined(requests, what, fact.note)
+        about = joined(fact.what, about)
+    if fact.requests != EVERY:
+        about = joined(fact.requests, about)
     if about:
         words += f" ({about})"
     return words

@@ -73,8 +73,7 @@ def run_program(arguments: Sequence[str] | None) -> int:
     level = logger.logger.level
     logger.setLevel(logging.CRITICAL + 1)  # commands report findings and errors themselves
     try:
-        code: int = program.main(arguments, prog_name="slidegate", standalone_mode=False) or 0
-        return code
+        return int(program.main(arguments, prog_name="slidegate", standalone_mode=False) or 0)
     except click.Abort:
         return INTERRUPTED
     except click.ClickException as error:

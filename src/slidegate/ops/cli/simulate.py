@@ -89,8 +89,10 @@ def simulate(
 
 
 def _simulated_text(value: dict[str, Any]) -> Iterator[str]:
-    times = f"{time_of(value['from'])} to {time_of(value['until'])}"
-    yield f"{value['requests']:,} requests of {value['clients']:,} clients, {times}"
+    yield (
+        f"{value['requests']:,} requests of {value['clients']:,} clients, "
+        f"{time_of(value['from'])} to {time_of(value['until'])}"
+    )
     yield (
         f"{value['passed']:,} passed, {_part(value['refused'], value['requests'])} refused, "
         f"of {_part(value['refused_clients'], value['clients'])} clients"

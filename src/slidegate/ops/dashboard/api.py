@@ -77,8 +77,7 @@ class Api:
             if not isinstance(value, str):
                 raise ConfigurationError("expected text", field)
         try:
-            answer: dict[str, Any] = await operation(**keywords)
-            return answer
+            return dict(await operation(**keywords))
         finally:
             if method != "GET":
                 self._service.forget()

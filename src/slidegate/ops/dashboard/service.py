@@ -181,8 +181,8 @@ class Service:
         middlewares = self.limiter.middlewares
         if self.limiter.is_failing:
             ways = {bound.rule.on_error for middleware in middlewares for bound in middleware.policy.rules.bound()}
-            meanings = [MEANWHILE[way] for way in MEANWHILE if way in {*ways, self.limiter.on_error}]
-            return Line("away", f"The store is away: {', or by rule '.join(meanings)}")
+            meaning = ", or by rule ".join(MEANWHILE[way] for way in MEANWHILE if way in {*ways, self.limiter.on_error})
+            return Line("away", f"The store is away{self._statistics.outage}: {meaning}; its bans do not hold")
         try:
             changes, refusals = await together(self.overrides(), self._shared(self._read_refusals))
         except StoreError:

@@ -311,6 +311,8 @@ def store_error(error: BaseException) -> StoreError:
     said = _ARGUMENTS.sub("", str(error))
     if isinstance(error, UnicodeError):
         said = "a text has no such encoding"
+    if not said:
+        said = "no answer came"
     text = f"{type(error).__name__}: {said}"
     failed: StoreError = refusal(text)
     if isinstance(error, (TimeoutError, RedisTimeoutError)):
