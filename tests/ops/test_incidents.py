@@ -216,6 +216,7 @@ async def check_clients(incident: Incident, truth: Truth) -> None:
                 # Of each, the first eight rules are counted.
                 is_cut = truth.is_cut or len({rule for one in of[key] for rule in one.by}) > 8
                 assert is_cut or [number(passed), number(gone)] == expected, (rule, key)
+            assert ("no more than 50 are shown" in " ".join(lines)) >= (len(rows) == 50)
             if len(truth.clients) < 50 and of is truth.clients:
                 assert {row[0] for row in rows} == {one.client for one in truth.of_rule(rule)}, rule
     for route in {one.outcome.route for one in truth.passed}:

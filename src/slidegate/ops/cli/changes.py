@@ -136,7 +136,7 @@ async def list_limits(limiter: Limiter) -> Answer:
     """
     rows = as_json(await limiter.overrides())
     if not rows:
-        note("every limit is as configured in code")
+        note("every limit is as configured")
     return rows, table(_OF_CHANGES, [{**row, "until": end_of(row)} for row in rows])
 
 
@@ -188,7 +188,7 @@ async def switch_off(limiter: Limiter, duration: str, reason: str, by: str) -> A
 @click.argument("name")
 @with_author
 async def restore_limit(limiter: Limiter, name: str, by: str) -> Answer:
-    """Restore the limit NAME as configured in code; '*' switches all workers on again.
+    """Restore the limit NAME as configured; '*' switches all workers on again.
 
     If it is not changed, the exit code is 1.
 
