@@ -88,8 +88,8 @@ class RecentEvents:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the events and refusals for the row of this worker."""
-        refused, self._refused = self._refused, deque(maxlen=MAX_ALIKE)
-        for outcome in list(refused):  # other threads may add some
+        while self._refused:  # other threads may add some
+            outcome = self._refused.popleft()
             refusal = outcome.refusal
             names = ", ".join(names_of(outcome, refusal))
             details = {"client": outcome.client, "key": outcome.client, "rule": names, "limit": ""}
