@@ -702,6 +702,13 @@ async def test_what_a_later_version_adds_to_rows_is_ignored(rows: SharedRows, st
     assert (keys, kinds) == ([{"192.0.2.1", PEER}, {"user:ann"}], {"banned", "refused"})
 
 
+async def test_events_are_written_again_only_if_there_are_new_ones(statistics: Statistics) -> None:
+    statistics.request(REFUSED)
+    statistics.event(Event("banned", "somebody"))
+    await statistics.publish()
+    assert not statistics._events.has_unwritten
+
+
 async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) -> None:
     for number in range(MAX_SERIES + 1):
         rules = tuple(f"{rule:02}{number:03}".ljust(64, "r") for rule in range(10))

@@ -70,6 +70,7 @@ class RecentEvents:
         if event.kind in ("limit_overridden", "limit_restored"):
             self._changed_us = event.time_us
         self._keep(event.kind, event.message, event.time_us, event.details)
+        self.has_unwritten = True
 
     def add_refusals(self, refusals: Sequence[Outcome]) -> None:
         """Note refused requests."""
@@ -84,7 +85,6 @@ class RecentEvents:
             texts[name] = safe_text(value, is_message=True)[:MAX_DETAIL]
         entry = {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}
         self._latest[KEPT_WITH.get(kind, "")].append(entry)
-        self.has_unwritten = True
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the events and refusals for the row of this worker."""
