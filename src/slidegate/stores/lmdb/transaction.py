@@ -90,7 +90,8 @@ class Transactions:
         Raises:
             StoreUnavailable: The files are damaged or full, or the store was closed.
         """
-        self.store.expect_open()
+        if self.store.closed:  # once a hit
+            self.store.expect_open()
         transaction = Transaction(self, jobs)
         try:
             if not self.env.run(transaction.run, wait_s):
