@@ -77,15 +77,6 @@ def test_one_request_costs_no_more_bytecodes_and_calls_than_it_should() -> None:
 # -- one set of numbers on all pages -----------------------------------------------------------------------------------
 
 
-PARTS = {3: "third", 4: "quarter", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth", 10: "tenth"}
-
-
-def part(one: float, of: float) -> str:
-    """Return which part a number is of another one."""
-    name = PARTS[round(of / one)]
-    return f"{'an' if name == 'eighth' else 'a'} {name}"
-
-
 def measured() -> dict[str, dict[str, list[str]]]:
     """Return the cells of the table by group and row: for the source, and for the wheel or an empty text."""
     groups: dict[str, dict[str, list[str]]] = {}
@@ -113,7 +104,8 @@ def shown() -> dict[str, list[str]]:
     refused, decorated = source["dependency, refused"], source["decorator, refused"]
     ratio, ratio_compiled = map(float, groups["What an admitted request costs, relative to asgi-ratelimit"]["default"])
     fast, fast_compiled = map(float, groups["`await limiter.hit` in memory, times as fast as limits"]["admitted"])
-    gained, gained_by_hit = part(ratio - ratio_compiled, ratio), part(fast_compiled - fast, fast_compiled)
+    gained = f"{100 * (ratio - ratio_compiled) / ratio:.0f} %"
+    gained_by_hit = f"{100 * (fast_compiled - fast) / fast_compiled:.0f} %"
     return {
         "README.md": [
             f"A limit adds {ours:.1f} us to a request: {ratio:.2f} times what asgi-ratelimit adds, the leanest peer. "
