@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from pathlib import Path
+from os.path import basename
 from traceback import extract_tb
 from typing import Any, Final
 
@@ -102,7 +102,7 @@ def log_failure(text: str, error: Exception, now_s: float) -> None:
     """
     left_out = _failures.left_out((text, type(error)), now_s)
     if left_out is not None:
-        where = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in extract_tb(error.__traceback__, limit=-1)]
+        where = [f"{basename(frame.filename)}:{frame.lineno}" for frame in extract_tb(error.__traceback__, limit=-1)]
         logger.error("%s: %s (%s)%s", text, escaped(safe_text(error)), *where or ["?"], left_out)
 
 

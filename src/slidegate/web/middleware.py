@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypedDict, Unpack
 
 from anyio import to_thread
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -42,6 +41,9 @@ from .start import FailsAtStartup, compare_names, fail_startup, is_in_stack, sta
 from .visit import Visit
 from .waiting import discard_message
 from .websockets import MessageLimits
+
+if TYPE_CHECKING:
+    from pathlib import Path  # not at run time: it takes two milliseconds of the start
 
 _REQUESTS: Final = frozenset({"http", "websocket"})
 ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
