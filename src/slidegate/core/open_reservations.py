@@ -48,13 +48,11 @@ class OpenReservations:
             return
 
     def explain(self, decision: Decision, own: Collection[Decision]) -> Decision:
-        """Return a decision, changed in place: a refusal that open reservations alone cause waits for them.
+        """Return a refusal, changed in place: one that open reservations alone cause waits for them.
 
         Args:
             own: Earlier decisions about the same request, which hands nothing back before this one is answered.
         """
-        if decision.allowed:
-            return decision
         readings: list[WindowState] = []
         soon_us = 0
         for bucket, key, at, cost, reading in limits_read(decision.checks, decision.readings):
