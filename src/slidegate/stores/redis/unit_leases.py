@@ -8,7 +8,7 @@ that Redis has charged are spent: either way no window contains more than its am
                  ^ asks     ^ asks nobody
 
 A lease is of one question: all of its checks are charged, or none. It begins when Redis admits the question a second
-time within about a second::
+time within about a second, see `hits`, which adds its units. The first one has none: it counts how often it is asked::
 
                        used FEW times             units come
     begins without units -----------> asks ahead ------------> has units, which hits take
@@ -20,6 +20,8 @@ time within about a second::
 It ends by a change, see `changes`, with the first slice of its limits, or the first period of its quotas, but at most
 `TRUST_US` after it was asked for. The worker measures that time by its monotonic clock from before it asked: so a slow
 answer makes a lease shorter, and a worker that was stopped finds its lease ended.
+
+Threads share a lease without a lock. Where two meet, a unit may stay charged that nobody spends; none is spent twice.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from .protocol import StoreTime
 from .requests import Question
 
 FEW: Final = 4
-"""Units are charged ahead for a question that was asked so often under a lease, or twice as often under the last."""
+"""Units are charged ahead for a question that was asked so often under a lease, or twice as often under the one before."""
 MOST_AHEAD: Final = 65_535
 """The most units that are charged ahead."""
 CLOCK_ERROR: Final = 1_000
@@ -57,7 +59,7 @@ Refund: TypeAlias = Callable[[Sequence[Reservation]], None]
 class UnitLease(KeptAnswer):
     """A lease. Its decision has the states of windows after all its units.
 
-    It has no windows: whatever else is charged to them, its units are charged already.
+    Its `windows` are empty, so that no charge of others ends it: its units are charged already.
 
     Attributes:
         cleared: The questions for which it may be spent, one for each client that no ban refused.
@@ -168,7 +170,7 @@ class UnitLeases:
             self.refund_rest(lease, refund)
             return
         last = self.by_checks.get(question.checks)
-        # The last one goes on: it is of the same slices.
+        # The last one goes on: it is of the same slices. It began earlier, so its times are the stricter ones.
         if last is not None and last.holds(question, now_us, self._changes):
             last.decision = lease.decision
             last.cleared.add(question)
@@ -182,7 +184,7 @@ class UnitLeases:
             self.refund_rest(last, refund)
         lease.cleared.add(question)
         remember(self.by_checks, question.checks, lease)
-        if self._time.is_real:  # those of all keys end with the same slices: refunds are spread over half as long
+        if self._time.is_real:  # those of many keys end at one moment: their refunds are spread over half a life
             refunded_s = (lease.until_us - now_us) / 1_000_000 * (1 + random() / 2)
             asyncio.get_running_loop().call_later(refunded_s, self.refund_rest, lease, refund)
 
