@@ -24,9 +24,9 @@ That ends the environment; a store that comes later to this path makes another o
                                                                    |
                                                    a store has come meanwhile: all goes on
 
-On an event loop of asyncio only a constructor does any of that: a thread opens and fills the file, or copies and closes,
-and meanwhile questions find it taken, as behind the gate of another process. Without such a loop, a store that leaves
-copies and closes itself; if others are in the way for too long, a thread goes on with that.
+On an event loop of asyncio only a constructor does any of that: a thread opens and fills the file, or copies and
+closes, and meanwhile questions find it taken, as behind the gate of another process. Without such a loop, a store that
+leaves copies and closes itself; if others are in the way for too long, a thread goes on with that.
 
 Neither an environment nor a file lock survives `fork`: a child closes what it has inherited, and opens the files again;
 a fork waits for the end of transactions.

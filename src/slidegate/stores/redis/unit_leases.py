@@ -8,7 +8,7 @@ that Redis has charged are spent: either way no window contains more than its am
                  ^ asks     ^ asks nobody
 
 A lease is of one question: all of its checks are charged, or none. It begins when Redis admits the question a second
-time within about a second, see `hits`, which adds its units. The first one has none: it counts how often it is asked::
+time within about a second, see `hits`, which adds its units. It begins without any, and counts how often it is used::
 
                        used FEW times             units come
     begins without units -----------> asks ahead ------------> has units, which hits take
@@ -44,7 +44,7 @@ from .protocol import StoreTime
 from .requests import Question
 
 FEW: Final = 4
-"""Units are charged ahead for a question that was asked so often under a lease, or twice as often under the one before."""
+"""Units are charged ahead for a question that was asked so often under a lease, or twice so often under that before."""
 MOST_AHEAD: Final = 65_535
 """The most units that are charged ahead."""
 CLOCK_ERROR: Final = 1_000
