@@ -9,9 +9,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, client_ip, everyone, header
-from slidegate.ops.dashboard.line import MIN_REFUSALS, Line, Refusals
+from slidegate.ops.dashboard.line import MIN_REFUSALS, ClientRow, Line, Refusals, line_of
 from slidegate.ops.dashboard.service import Service
-from slidegate.ops.dashboard.texts import count
+from slidegate.ops.dashboard.texts import count, timed
 from slidegate.ops.rows import share
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
@@ -97,3 +97,10 @@ async def test_the_line_of_any_incident_is_that_of_the_rows_below_it(incident: A
         banned = {key for key in refused if await limiter.banned(key) is not None}
         check_line(line, line.refusals, banned, refused)
         event(f"{line.kind} {line.actions}")
+
+
+def test_the_page_shows_the_end_of_a_long_line() -> None:
+    row = ClientRow("user:" + "k" * 123, "api", "5/1m", 677, 677, {"api": 677}, False, "several users came from it")
+    line = line_of(Refusals([row], 1, 677, "api", 1_200, 24_800, 132))
+    assert len(line.text) > 256
+    assert timed(line.text).endswith("; Not listed: 132 refusals")

@@ -59,8 +59,8 @@ def moment(unix_us: int) -> Markup:
 
 
 def timed(text: object) -> Markup:
-    """Return the message of an event with its times as elements, which the page's script shows as all others."""
-    return Markup(_UTC.sub(r'<time datetime="\g<0>">\1 \2</time>', str(escape(plain(text, 256)))))
+    """Return the line on top or the message of an event; the page's script shows its times as all others."""
+    return Markup(_UTC.sub(r'<time datetime="\g<0>">\1 \2</time>', str(escape(plain(text, 300)))))
 
 
 def plain(text: object, most: int = 80) -> str:
