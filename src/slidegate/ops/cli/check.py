@@ -195,12 +195,15 @@ def _build(thing: object) -> None:
     Raises:
         click.ClickException: One of them cannot be built.
     """
-    try:
-        if isinstance(thing, FailsAtStartup) and thing.error is not None:
-            raise thing.error
-        if isinstance(thing, Starlette) and thing.middleware_stack is None:
+    error: Exception | None = None
+    if isinstance(thing, FailsAtStartup):
+        error = thing.error
+    if isinstance(thing, Starlette) and thing.middleware_stack is None:
+        try:
             thing.middleware_stack = thing.build_middleware_stack()
-    except Exception as error:
+        except Exception as failure:
+            error = failure
+    if error is not None:
         message = f"{type(error).__name__}: {one_line(error)}"
         raise click.ClickException(f"the middlewares of an application cannot be built: {message}") from error
 

@@ -166,7 +166,7 @@ class Service:
 
     async def _read_networks(self) -> list[ClientRow]:
         networks, clients = Clients(), Counter[str]()
-        ranking, _ = await together(self.ranking(CLIENTS), self.bans())
+        ranking, _ = await together(self.ranking(CLIENTS), self.bans())  # bans for `rows`, in the same round trip
         for client in ranking.each():
             for key in keys_refusing(self.limiter, client.key):
                 if _NETWORKS.fullmatch(key):
@@ -201,7 +201,7 @@ class Service:
 
     async def _read_refusals(self) -> Refusals:
         """Read who was refused in the last five minutes."""
-        counts, ranking, published, _ = await together(
+        counts, ranking, published, _ = await together(  # bans for `rows`, in the same round trip
             self.counts(WINDOW), self.ranking(CLIENTS), self.published(), self.bans()
         )
         of_everyone = {rule.rule for rule in rules_of(published) if rule.key == EVERYONE}
