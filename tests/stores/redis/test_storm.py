@@ -243,6 +243,6 @@ async def test_no_window_has_more_than_its_amount_in_a_storm(server: RedisServer
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("seed", range(1, 31))
+@pytest.mark.parametrize("seed", range(1, 37))
 async def test_no_window_has_more_than_its_amount_in_any_storm(server: RedisServer, tmp_path: Path, seed: int) -> None:
     await weather(server, tmp_path, 60, seed)
