@@ -18,7 +18,7 @@ from slidegate.stores.redis import RedisStore, poll
 from slidegate.stores.redis.changes import windows_of
 from slidegate.stores.redis.link import KeysApart
 from slidegate.stores.redis.protocol import StoreTime, real_monotonic_us
-from slidegate.stores.redis.unit_leases import CLOCK_ERROR, FEW, ROUNDING_US, UnitLease
+from slidegate.stores.redis.unit_leases import CLOCK_ERROR, LEAST_AHEAD, ROUNDING_US, UnitLease
 from slidegate.testing import FakeClock
 
 from ...contract.player import settle
@@ -92,7 +92,7 @@ async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
 
 async def test_a_question_that_is_repeated_asks_ever_more_seldom(store: RedisStore) -> None:
     asked = [await asks(store) for _ in range(100)]
-    assert asked[: FEW + 1] == [True] * (FEW + 1)
+    assert asked[: LEAST_AHEAD + 1] == [True] * (LEAST_AHEAD + 1)
     assert sum(asked) <= 16, "then for 4, 8, 16 ..."
     decision = await hit(store, limits=MINUTES)
     assert decision.remaining == 6000 - 101, "own units that are not spent do not count"
@@ -101,7 +101,7 @@ async def test_a_question_that_is_repeated_asks_ever_more_seldom(store: RedisSto
 async def test_a_question_that_was_not_asked_for_a_while_starts_again(store: RedisStore, ahead: Ahead) -> None:
     for _ in range(3):
         asked = [await asks(store) for _ in range(100)]
-        assert asked[:FEW] == [True] * FEW
+        assert asked[:LEAST_AHEAD] == [True] * LEAST_AHEAD
         assert sum(asked) <= 20
         ahead.by_s += 10
 
@@ -181,7 +181,7 @@ async def test_what_is_left_is_refunded_when_the_store_is_closed(server: RedisSe
 
 async def test_a_hit_that_is_given_up_leaves_a_unit_to_the_next(server: RedisServer) -> None:
     async with FaultProxy(server.port) as proxy, leasing(f"redis://{HOST}:{proxy.port}/0") as (store,):
-        for _ in range(4 * FEW):
+        for _ in range(4 * LEAST_AHEAD):
             await settle(store.hit(ANN))
         for lease in leases_of(store):
             lease.until_us = real_monotonic_us()  # it has ended just now
@@ -203,7 +203,7 @@ async def test_a_hit_that_is_cancelled_costs_no_unit_and_no_answer_of_others(sto
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         assert [isinstance(one, Decision) for one in answers] == [at % 3 != 0 for at in range(len(answers))]
     spent = sum(lease.used for lease in leases_of(store))
-    assert await used(store) - left(store) <= 1 + FEW + spent
+    assert await used(store) - left(store) <= 1 + LEAST_AHEAD + spent
 
 
 async def test_a_refund_of_a_leased_unit_goes_to_redis_by_its_moment(store: RedisStore) -> None:
@@ -337,7 +337,7 @@ async def test_a_lease_is_spent_only_for_clients_that_redis_has_cleared_under_it
         await other.bans.ban("bob", None, "", "ann")
         await leased(store, tenant)
         assert (await settle(store.hit(tenant, bob))).reason is Reason.BANNED
-        asked = [await asks(store, tenant, eve) for _ in range(3 * FEW)]
+        asked = [await asks(store, tenant, eve) for _ in range(3 * LEAST_AHEAD)]
         assert asked[0], "a client that was never asked about"
         assert not all(asked)
 
@@ -361,10 +361,10 @@ async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_i
         await leased(one)
         assert await one.reset("ann") is True
         assert left(one) == 0
-        for _ in range(FEW):
+        for _ in range(LEAST_AHEAD):
             await hit(other, limits=MINUTES)
         await asyncio.sleep(1.1)  # the lease would have ended
-        assert await used(other) == FEW
+        assert await used(other) == LEAST_AHEAD
 
 
 async def test_a_reset_under_one_rule_leaves_the_leases_of_others(store: RedisStore) -> None:

@@ -60,7 +60,7 @@ class TestLeased(StoreContract):
     @pytest.fixture(autouse=True)
     def _at(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server = server
-        monkeypatch.setattr(unit_leases, "FEW", 0)
+        monkeypatch.setattr(unit_leases, "LEAST_AHEAD", 0)
 
     def make_store(self, clock: FakeClock) -> RedisStore:
         return Returning(self.server.url, prefix=fresh_prefix(), timeout=PLENTY, clock=clock, leases=True)

@@ -87,7 +87,7 @@ class KeptAnswer:
         sent_ns: When it was asked for (monotonic).
         until_us: Until when it is used, by the local clock of the store.
         amounts: The amounts of its limits; an operator may change them.
-        windows: The windows whose changes end it, beside those of the bans of the question's keys and addresses.
+        windows: The windows whose changes end it; changes of bans of the question's keys and addresses end it, too.
     """
 
     decision: Decision

@@ -66,7 +66,7 @@ class Hit(Request):
         ahead = 0
         self.is_repeated = question.note_asked(monotonic_ns())
         if self.is_repeated:
-            ahead = parts.leases.ahead(question, self.batcher.refund_in_background)
+            ahead = parts.leases.ask(question, self.batcher.refund_in_background)
         return Packed(packed.names, packed.request, (ahead,))
 
     def deliver(self, answer: Any, now_us: int, sent_ns: int) -> None:
@@ -102,9 +102,8 @@ class Hit(Request):
         if self.is_repeated:
             # How many equal hits were charged, and how long after that their first slice ends.
             charged, lasts_us = _LEASED.unpack(answer[-_LEASED.size :])
-            lease = parts.leases.granted(question, decision, sent_ns, lasts_us)
-            lease.used, lease.units = spent, [None] * (charged - spent)
-            parts.leases.keep(question, lease, refund)
+            granted = parts.leases.granted(question, decision, sent_ns, lasts_us, charged, spent)
+            parts.leases.keep(question, granted, refund)
             return admitted_before(decision, charged - 1, now_us)
         if not spent:
             refund(decision.begin_refund())

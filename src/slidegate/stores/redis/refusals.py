@@ -42,7 +42,7 @@ class Refusals:
             return None
         now_us = self._time.local_us()
         if not known.holds(question, now_us, self._changes):
-            self.known.pop(question, None)  # a refusal by a ban, in front of what its checks have
+            self.known.pop(question, None)  # if a ban refused it, so that what its checks have is found again
             return None
         decision, by_server_us = known.decision, now_us + self._time.ahead_us
         if decision.ban is not None:

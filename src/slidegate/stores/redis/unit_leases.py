@@ -7,19 +7,21 @@ that Redis has charged are spent: either way no window contains more than its am
     worker       1   2 3    4    5                       | 3 are left, and are refunded by the moment of the slice
                  ^ asks     ^ asks nobody
 
-A lease is of one question: all of its checks are charged, or none. It begins when Redis admits the question a second
-time within about a second, see `hits`, which adds its units. It begins without any, and counts how often it is used::
+A lease is of one question: all of its checks are charged, or none. `hits` asks for leases for questions that are asked
+again within about a second. A lease begins without units, and counts the hits of its question; when it has counted a
+few, hits ask for units ahead, and those after them take these. Its life, in the order of the methods of `UnitLeases`:
 
-                       used FEW times             units come
-    begins without units -----------> asks ahead ------------> has units, which hits take
-                                          ^                              |
-                                          '------------------------------'
-                                              all of them are spent
-    anywhere ----> ended: what is left is refunded, unless Redis may have lost it
+=====================  ===============================================================================================
+`ask`                  a hit that is sent asks for units ahead, if none are left: as many as were used before
+`granted` and `keep`   Redis admits the hit: a lease begins, or what was granted is added to the one that goes on
+`note_refusal`         Redis refuses the hit: no units come
+`spend`                a hit takes a unit, and is not sent
+`refund_rest`          the lease has ended, and what is left is refunded
+=====================  ===============================================================================================
 
-It ends by a change, see `changes`, with the first slice of its limits, or the first period of its quotas, but at most
-`TRUST_US` after it was asked for. The worker measures that time by its monotonic clock from before it asked: so a slow
-answer makes a lease shorter, and a worker that was stopped finds its lease ended.
+A lease ends with the first slice of its limits or the first period of its quotas, but at most `TRUST_US` after it was
+asked for, and before that by a change, see `changes`. The worker measures that time by its monotonic clock from before
+it asked: so a slow answer makes a lease shorter, and a worker that was stopped finds its lease ended.
 
 Threads share a lease without a lock. Where two meet, a unit may stay charged that nobody spends; none is spent twice.
 """
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import random
 from time import monotonic_ns
 from typing import Final, TypeAlias
@@ -43,16 +45,17 @@ from .changes import TRUST_US, Changes, KeptAnswer, amounts_of, windows_of
 from .protocol import StoreTime
 from .requests import Question
 
-FEW: Final = 4
-"""Units are charged ahead for a question that was asked so often under a lease, or twice so often under that before."""
+LEAST_AHEAD: Final = 4
+"""The fewest units that are charged ahead: a question that is asked less often has none."""
 MOST_AHEAD: Final = 65_535
 """The most units that are charged ahead."""
 CLOCK_ERROR: Final = 1_000
-"""A lease is shorter by this part: so much slower than the clock of the server may that of the worker go."""
+"""A lease is shorter by this part, because the worker's clock may go slower than the server's by so much."""
 ROUNDING_US: Final = 5
 """What the rounding of both clocks may add."""
 
 Refund: TypeAlias = Callable[[Sequence[Reservation]], None]
+"""Refunds units in the background, over the connection of the running event loop."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,14 +67,14 @@ class UnitLease(KeptAnswer):
     Attributes:
         cleared: The questions for which it may be spent, one for each client that no ban refused.
         units: An element for each unit that is left; threads take them without a lock.
-        used: How often the question was asked under it.
-        used_before: How often under the lease before.
+        used: How many hits of its question were admitted under it, by Redis or by its units.
+        used_before: How many under the lease before.
         is_asking: Whether more units are asked for: of several equal hits in a call, one asks ahead.
     """
 
-    cleared: set[Question] = field(default_factory=set)
-    units: list[None] = field(default_factory=list)
-    used: int = 0
+    cleared: set[Question]
+    units: list[None]
+    used: int
     used_before: int = 0
     is_asking: bool = False
 
@@ -83,6 +86,15 @@ class UnitLease(KeptAnswer):
             return False
         return True
 
+    def add(self, granted: UnitLease) -> None:
+        """Add what was granted in the same slices."""
+        self.decision = granted.decision
+        self.cleared |= granted.cleared
+        self.used += granted.used
+        self.units += granted.units
+        if granted.units:  # else this may be the answer to another hit, which asked for none ahead
+            self.is_asking = False
+
 
 class UnitLeases:
     """The leases of a process, in bounded memory. The threads of all event loops share them without a lock.
@@ -92,7 +104,7 @@ class UnitLeases:
         changes: What ends them.
 
     Attributes:
-        by_checks: By the checks of their question.
+        by_checks: The latest lease of each question, by its checks; it may have ended.
     """
 
     def __init__(self, time: StoreTime, changes: Changes) -> None:
@@ -100,6 +112,78 @@ class UnitLeases:
         self._changes = changes
         self.by_checks: dict[Sequence[Check], UnitLease] = {}
         self._in_child = ForkHook(changes.note_loss)  # units of its parent are no child's, to spend or to refund
+
+    def ask(self, question: Question, refund: Refund) -> int:
+        """Return how many units a hit that is sent asks for ahead; refund first what is left of a lease that has ended.
+
+        These are as many as were used under the lease, and at least half of those under the lease before.
+        """
+        lease = self.by_checks.get(question.checks)
+        # This hit may begin one, by which later ones know how often the question is asked.
+        if lease is None:
+            return 0
+        now_us = self._time.local_us()
+        if lease.holds(question, now_us, self._changes):
+            wanted = max(lease.used, lease.used_before // 2)
+        else:
+            self.refund_rest(lease, refund)
+            # It ended long ago: the question is no longer asked often.
+            if now_us >= lease.until_us + TRUST_US:
+                self.by_checks.pop(question.checks, None)
+                return 0
+            # This hit may begin the next one, under which nothing was used yet.
+            wanted = lease.used // 2
+        # Units on their way will do. So will those that are left: this client may take them once Redis has cleared it.
+        if lease.is_asking or lease.units or wanted < LEAST_AHEAD:
+            return 0
+        lease.is_asking = True  # if it has ended, until the next one takes its place
+        return min(wanted, MOST_AHEAD)
+
+    def granted(
+        self, question: Question, decision: Decision, sent_ns: int, lasts_us: int, charged: int, spent: int
+    ) -> UnitLease:
+        """Return the lease that Redis has granted with the admission of a hit.
+
+        Args:
+            decision: The decision after all that was charged.
+            sent_ns: When it was asked for (monotonic).
+            lasts_us: How long after its decision the first slice ends.
+            charged: How many equal hits were charged: the one that asked, and those ahead.
+            spent: How many of them are spent already: 1, or 0 if nobody awaits the one that asked.
+        """
+        surely_us = lasts_us - lasts_us // CLOCK_ERROR - ROUNDING_US
+        until_us = self._time.sent_us(sent_ns) + min(surely_us, TRUST_US)
+        units: list[None] = [None] * (charged - spent)
+        return UnitLease(decision, sent_ns, until_us, amounts_of(question.checks), (), {question}, units, spent)
+
+    def keep(self, question: Question, granted: UnitLease, refund: Refund) -> None:
+        """Keep what was just granted: as a part of the earlier lease if that goes on, else in its place."""
+        now_us = self._time.local_us()
+        # Its slice is over, or a client or its network has been banned since it was asked for.
+        if not granted.holds(question, now_us, self._changes):
+            self.refund_rest(granted, refund)
+            return
+        earlier = self.by_checks.get(question.checks)
+        # Both hold now, so they are of the same slices: what was granted may be spent until the earlier one ends.
+        if earlier is not None and earlier.holds(question, now_us, self._changes):
+            earlier.add(granted)
+            return
+        if earlier is not None:
+            granted.used_before = earlier.used
+            self.refund_rest(earlier, refund)
+        remember(self.by_checks, question.checks, granted)
+        if self._time.is_real:  # those of many keys end at one moment: their refunds are spread over half a life
+            refunded_s = (granted.until_us - now_us) / 1_000_000 * (1 + random() / 2)
+            asyncio.get_running_loop().call_later(refunded_s, self.refund_rest, granted, refund)
+
+    def note_refusal(self, question: Question, *, is_banned: bool = False) -> None:
+        """Note that Redis has refused a hit: what was asked ahead does not come, and no unit is for a banned client."""
+        lease = self.by_checks.get(question.checks)
+        if lease is None:
+            return
+        lease.is_asking = False
+        if is_banned:
+            lease.cleared.discard(question)
 
     def spend(self, question: Question) -> Decision | None:
         """Return the admission of a hit by a unit of a lease; None if Redis has to be asked."""
@@ -118,85 +202,6 @@ class UnitLeases:
         lease.units.append(None)  # for another client, or to be refunded
         return None
 
-    def ahead(self, question: Question, refund: Refund) -> int:
-        """Return how many units to charge ahead of a question: as many as were used, at least half of last time's.
-
-        What is left of a lease that has ended is refunded first.
-
-        Args:
-            refund: Refunds what is left.
-        """
-        lease = self.by_checks.get(question.checks)
-        if lease is None:
-            return 0
-        now_us = self._time.local_us()
-        if lease.holds(question, now_us, self._changes):
-            used, used_before = lease.used, lease.used_before
-        else:
-            self.refund_rest(lease, refund)
-            # It ended long ago: the question is no longer asked often.
-            if now_us >= lease.until_us + TRUST_US:
-                self.by_checks.pop(question.checks, None)
-                return 0
-            # Nothing was asked yet under the next one, which this hit may begin.
-            used, used_before = 0, lease.used
-        # Units that are left are for other clients, whom Redis has cleared.
-        if lease.units or lease.is_asking or (used < FEW and used_before < 2 * FEW):
-            return 0
-        lease.is_asking = True  # if it has ended, until the next one takes its place
-        return min(max(used, used_before // 2), MOST_AHEAD)
-
-    def granted(self, question: Question, decision: Decision, sent_ns: int, lasts_us: int) -> UnitLease:
-        """Return the lease that Redis has granted with a decision, to which its units have to be added.
-
-        Args:
-            decision: The decision.
-            sent_ns: When it was asked for (monotonic).
-            lasts_us: How long after its decision the first slice ends.
-        """
-        surely_us = lasts_us - lasts_us // CLOCK_ERROR - ROUNDING_US
-        until_us = self._time.sent_us(sent_ns) + min(surely_us, TRUST_US)
-        return UnitLease(decision, sent_ns, until_us, amounts_of(question.checks), ())
-
-    def keep(self, question: Question, lease: UnitLease, refund: Refund) -> None:
-        """Keep a lease that was just granted: as a part of the last one if that goes on, else in its place.
-
-        Args:
-            refund: Refunds what is left of those that have ended.
-        """
-        now_us = self._time.local_us()
-        # Its slice is over, or a client or its network has been banned since it was asked for.
-        if not lease.holds(question, now_us, self._changes):
-            self.refund_rest(lease, refund)
-            return
-        last = self.by_checks.get(question.checks)
-        # The last one goes on: it is of the same slices. It began earlier, so its times are the stricter ones.
-        if last is not None and last.holds(question, now_us, self._changes):
-            last.decision = lease.decision
-            last.cleared.add(question)
-            last.used += lease.used
-            last.units += lease.units
-            if lease.units:  # else this may be the answer to another hit, which asked for none ahead
-                last.is_asking = False
-            return
-        if last is not None:
-            lease.used_before = last.used
-            self.refund_rest(last, refund)
-        lease.cleared.add(question)
-        remember(self.by_checks, question.checks, lease)
-        if self._time.is_real:  # those of many keys end at one moment: their refunds are spread over half a life
-            refunded_s = (lease.until_us - now_us) / 1_000_000 * (1 + random() / 2)
-            asyncio.get_running_loop().call_later(refunded_s, self.refund_rest, lease, refund)
-
-    def note_refusal(self, question: Question, *, is_banned: bool = False) -> None:
-        """Note that Redis has refused a hit: what was asked ahead does not come, and no unit is for a banned client."""
-        lease = self.by_checks.get(question.checks)
-        if lease is None:
-            return
-        lease.is_asking = False
-        if is_banned:
-            lease.cleared.discard(question)
-
     def refund_rest(self, lease: UnitLease, refund: Refund) -> None:
         """Refund what is left of a lease, unless Redis may have lost it; after that no client spends it."""
         lease.cleared.clear()
@@ -205,8 +210,9 @@ class UnitLeases:
             left += 1
         decision = lease.decision
         names = [*windows_of(decision.checks), *[key for _, key, _ in decision.checks]]
+        # A refund of what Redis has lost would take units that others have spent in the slice since.
         if left and not self._changes.losses.since(lease.sent_ns, names):
-            refund(charges_of(decision, left))
+            refund(reserved(decision.checks, decision.readings, _units(decision.checks, left)))
 
     def refund_all(self, refund: Refund) -> None:
         """Refund what is left of all leases."""
@@ -227,11 +233,6 @@ def admitted_before(decision: Decision, later: int, now_us: int) -> Decision:
     for (spent, leaves_us, mark, _), units in zip(decision.readings, units_later, strict=True):
         readings.append((spent - units, leaves_us, mark, 0))
     return Decision(True, OK, now_us, decision.checks, readings, None)
-
-
-def charges_of(decision: Decision, times: int) -> Sequence[Reservation]:
-    """Return what several equal hits were charged, given the decision after them."""
-    return reserved(decision.checks, decision.readings, _units(decision.checks, times))
 
 
 def _units(checks: Sequence[Check], times: int) -> list[int]:
