@@ -175,24 +175,25 @@ def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 def _ranges(path: str, service: str | None) -> Iterator[AddressRange]:
     """Read a file, and yield the ranges of its networks."""
-    content = read_whole(path, MAX_BYTES, "path")
-    if not content:  # most probably it is still being written
+    content = read_whole(path, MAX_BYTES, "path").removeprefix(BOM_UTF8)
+    begin = content.lstrip()[:1]
+    if not begin:  # it is still being written, or what should have written it has failed
         raise ConfigurationError(
-            f"cannot read {without_passwords(str(path))}: it has zero bytes; a list that is to contain nothing needs a "
+            f"cannot read {without_passwords(str(path))}: it is empty; a list that is to contain nothing needs a "
             "comment, such as: # empty",
             "path",
         )
-    if content.removeprefix(BOM_UTF8).lstrip().startswith(b"{"):
+    if begin == b"{":
         from .crawlers import published_ranges  # here, as few applications need it
 
         try:
-            yield from published_ranges(content.removeprefix(BOM_UTF8), service)
+            yield from published_ranges(content, service)
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}: {error.text}", error.option) from None
         return
     if service is not None:
         raise ConfigurationError(f"{path}: names no services; leave service out", "service")
-    for number, entry in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace")):
+    for number, entry in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8", "replace")):
         try:
             network = parse_network(entry)
         except ConfigurationError as error:
