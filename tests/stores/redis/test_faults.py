@@ -7,10 +7,13 @@ Every fault is real: a stopped or killed process, a full memory, a proxy that cu
 
 import asyncio
 import gc
+import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, suppress
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -29,6 +32,7 @@ from slidegate.core import Bucket, Event, Reason, StoreUnavailable, parse_addres
 from slidegate.limiter import breaker, failover
 from slidegate.limiter.aio import answer_of
 from slidegate.stores.redis import RedisStore, link, poll, refusals
+from slidegate.stores.system_clock import SYSTEM
 from slidegate.testing import RecordingObserver
 
 from ...asgi import call, hello, send_scope
@@ -37,9 +41,9 @@ from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, free_port, needs_redis, until
 from ...remote_stores import hit_all
 from ...soak.checks import most_inside
+from ..forked import actor, outcome
 from .faults import DEPLOYMENTS, FAULTS, Deployment, on_a_cluster
 from .stores import eventually, hit, store_at, store_of, struck, ticks_until_served, until_answered, workers_at
-from .worker import at_work
 
 pytestmark = needs_redis
 
@@ -459,6 +463,47 @@ async def test_amid_faults_answers_are_true_and_every_worker_is_back_after_the_l
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def at_work(skews_s: Sequence[float], *given: Any) -> Iterator[list[int]]:
+    """Fork workers whose clocks are wrong, given to `hits`; in the end there is, in order, what was admitted when."""
+    times_us, workers = list[int](), [actor(partial(work, skew_s, *given)) for skew_s in skews_s]
+    yield times_us
+    ended = [outcome(*worker) for worker in workers]
+    assert {code for _, code in ended} == {0}
+    times_us += sorted(int(time_us) for written, _ in ended for time_us in written.split())
+
+
+def work(skew_s: float, *given: Any) -> None:
+    *asked, writing = given
+    ours = [vars(module) for name, module in sys.modules.items() if name.startswith("slidegate")]
+    for name, unit in (("time", 1), ("time_ns", 10**9), ("monotonic", 1), ("monotonic_ns", 10**9)):
+        right = getattr(time, name)
+        wrong = partial(lambda right, by: right() + by, right, type(right())(skew_s * unit))
+        for names in (vars(time), *ours):
+            names.update({known: wrong for known, value in names.items() if value is right})
+    SYSTEM.use(None)
+    os.write(writing, " ".join(map(str, asyncio.run(hits(*asked)))).encode())
+
+
+async def hits(url: str, limit: str, span_us: int, may_fail: bool = False) -> list[int]:
+    """Hit a limit for a span of the store's time; if it `may_fail`, the store may not answer now and then."""
+    times_us = list[int]()
+
+    async def hit_until(end_us: float) -> int:
+        while True:
+            decision = await limiter.hit("key", limit)
+            assert may_fail or decision.reason is not Reason.UNAVAILABLE
+            times_us.extend([decision.now_us] * decision.allowed)
+            if decision.now_us >= end_us:
+                return decision.now_us
+
+    timeout = "" if may_fail else f"{'&' if '?' in url else '?'}timeout=30s"
+    async with Limiter.from_url(url + timeout, deadline="30s", on_error="deny") as limiter:
+        end_us = await hit_until(0) + span_us
+        await asyncio.gather(*(hit_until(end_us) for _ in range(16)))
+    return times_us
+
+
 def test_hosts_whose_clocks_disagree_get_the_amount_by_the_server_s_time(server: RedisServer, tmp_path: Path) -> None:
     amount, window_us = 100, 500_000
     url, limit = f"{server.url}?prefix={tmp_path.name}", f"{amount}/{window_us // 1_000}ms"
@@ -578,7 +623,7 @@ def replica_takes_over(cluster: RedisCluster) -> None:
 def test_a_cluster_admits_the_amount_while(happens: Callable[[RedisCluster], None], with_replica: RedisCluster) -> None:
     first, may_fail = with_replica.servers[0], happens is replica_takes_over
     url = f"{with_replica.url}?prefix={ON_FIRST}"
-    with at_work([0] * 3, url, "500/500ms", 2_500_000, may_fail=may_fail) as times_us:
+    with at_work([0] * 3, url, "500/500ms", 2_500_000, may_fail) as times_us:
         until(lambda: first.command("KEYS", "*:w:*"), "the first hit")
         happens(with_replica)
     assert most_inside(zip(times_us, times_us, strict=True), 499_999)[0] == 500

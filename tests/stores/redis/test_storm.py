@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,7 +26,6 @@ from ...fault_proxy import FaultProxy
 from ...redis_servers import BOUND_S, HOST, RedisServer, needs_redis
 from ...soak.checks import most_inside
 from .stores import eventually, fresh_prefix
-from .worker import SPAWN
 
 pytestmark = [needs_redis, pytest.mark.skipif(sys.platform == "win32", reason="no SIGSTOP")]
 WORKERS: Final = 4
@@ -141,7 +141,7 @@ class Storm:
         port = self.proxy.port if place == FAR else self.server.port
         self.started += 1
         given = f"redis://{HOST}:{port}/0", self.prefix, str(self.folder / f"{self.started}"), self.seed + self.started
-        self.workers[place] = SPAWN.Process(target=run, args=given)
+        self.workers[place] = get_context("spawn").Process(target=run, args=given)
         self.workers[place].start()
 
     async def rage(self, seconds: float) -> None:
