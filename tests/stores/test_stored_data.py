@@ -6,8 +6,6 @@ A store reads its clock once nobody else can decide: the wall clock for bans and
 import asyncio
 import json
 import random
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from ..contract.player import settle
 from ..contract.programs import DAY_US, HOUR_US, MINUTE_US, SECOND_US, YEAR_2100_US
 from ..contract.store_contract import bucket
 from ..fault_proxy import FaultProxy
-from ..hurry import PATIENCE_S
 from ..redis_servers import AT_REDIS, BOUND_S, RedisServer, needs_redis
 from .conftest import Opened
 from .redis.stores import fresh_prefix, store_at, store_of
@@ -252,60 +249,6 @@ async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline
 
 
 # -- the clocks --------------------------------------------------------------------------------------------------------
-
-
-START_US = 10**12
-PAUSE_S = 0.2
-"""How long the others may take if nothing keeps them out; with a lock around the clock they cannot be done by then."""
-
-
-class StoppingClock(FakeClock):
-    """A clock whose next reader is stopped, with the time that it has read, until others have passed by."""
-
-    stops = False
-
-    def __call__(self) -> int:
-        now_us = self.now_us
-        if self.stops:
-            self.stops = False
-            self.was_read.set()
-            assert self.goes_on.wait(PATIENCE_S)
-        return now_us
-
-    def stop(self, act: Callable[[], object], pass_by: Callable[[], object]) -> None:
-        self.stops, self.was_read, self.goes_on = True, threading.Event(), threading.Event()
-        stopped, others = threading.Thread(target=act), threading.Thread(target=pass_by)
-        stopped.start()
-        assert self.was_read.wait(PATIENCE_S)
-        others.start()
-        others.join(PAUSE_S)
-        self.goes_on.set()
-        stopped.join()
-        others.join()
-
-
-@pytest.mark.parametrize("kind", ["memory", "lmdb"])
-@pytest.mark.parametrize("limits", ["5/s", "40/s @10", "5/s; 100/minute"])
-@pytest.mark.parametrize("what", ["hit", "charge"])
-def test_a_thread_that_stops_with_an_old_time_breaks_no_limit(opened: Opened, what: str, limits: str) -> None:
-    """Its old time moves units that others have spent since back to it, so that they leave too early."""
-    clock = StoppingClock(START_US)
-    store, limited = opened(clock=clock), Bucket("rule", parse_limits(limits))
-    amount = limited.limits[0].amount
-    one = ((limited, "ann", 1),)
-    admitted: list[Decision] = []
-
-    def pass_by() -> None:
-        clock.advance("500ms")
-        admitted.append(store.hit(((limited, "ann", amount - 1),)))
-
-    clock.stop(lambda: getattr(store, what)(one), pass_by)
-    assert admitted[0].allowed
-    clock.advance("600ms")
-    later = 0
-    while store.hit(one):
-        later += 1
-    assert amount - 1 + later <= amount, "the window that began when the others hit"
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])

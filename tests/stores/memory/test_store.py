@@ -111,6 +111,29 @@ def test_a_reset_of_all_keys_finds_no_hit_half_done_wherever_one_of_them_comes(f
             assert [bool(store.hit(checks)) for _ in range(3)] == [True, True, False], point
 
 
+@pytest.mark.parametrize("what", ["hit", "charge"])
+@pytest.mark.parametrize("limits", ["5/s", "40/s @10", "5/s; 100/minute"])
+def test_what_is_overtaken_has_no_time_of_before(what: str, limits: str) -> None:
+    """It would move units that others have spent since back to it, so that they leave too early."""
+    limited, begun = bucket(limits), list[tuple[MemoryStore, FakeClock]]()
+    most = limited.limits[0].amount
+
+    def begin() -> list[Callable[[], object]]:
+        begun.append(((store := MemoryStore(clock=(clock := FakeClock(10**12)))), clock))
+
+        def pass_by() -> None:
+            clock.advance("500ms")
+            assert store.hit(((limited, "ann", most - 1),))
+
+        return [lambda: getattr(store, what)(((limited, "ann", 1),)), pass_by]
+
+    with turning_locks():
+        for point in interrupted(begin, ["memory/store.py"]):
+            store, clock = begun.pop()
+            clock.advance("600ms")  # after which what `pass_by` has spent counts on
+            assert not [store.hit(((limited, "ann", 1),)) for _ in "12"][-1], point
+
+
 def test_a_clock_that_fails_leaves_the_store_free() -> None:
     fails = False
     store, limited = MemoryStore(clock=lambda: 1 // (not fails)), bucket("5/minute")
