@@ -40,7 +40,7 @@ def filled_for_both(path: str, other: str) -> str | None:
     for index, (segment, other_segment) in enumerate(zip_longest(segments, others, fillvalue="")):
         # What a parameter with slashes takes, the other path spells out.
         if ":path}" in other_segment:
-            return filled("/".join([*narrower, *segments[index:]]))
+            return filled("/".join([*narrower, "/".join(segments[index:])]))  # with the slash in front of nothing
         if ":path}" in segment:
             return filled("/".join([*narrower, *others[index:]]))
         if not _meet(segment, other_segment):

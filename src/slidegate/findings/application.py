@@ -174,8 +174,10 @@ def about_paths(rules: Sequence[Rule], app: object, routes: Routes) -> Iterator[
         for path in rule.rule_paths:
             taken_by_path = [route for route in routes if _examples_of_both(rule, path, route)]
             if not taken_by_path:
-                remedy = _remedy(rule, path.path, routes)
-                yield Finding("SG123", f"path {path.path!r} of rule {rule.label!r} matches no route; {remedy}")
+                yield Finding(
+                    "SG123",
+                    f"path {path.path!r} of rule {rule.label!r} matches no route; {_remedy(rule, path.path, routes)}",
+                )
             taken += taken_by_path
         yield from _about_methods(rule, taken)
 
@@ -201,7 +203,9 @@ def _examples_of_both(rule: Rule, path: RulePath, route: MountedRoute) -> list[s
     """Return examples of requests of a route to which a rule may apply because of a path."""
     bare = path.path.removesuffix("/")
     examples = [filled_for_both(text, route.path) for text in (bare, f"{bare}/")]  # limits and blocks apply to both
-    return [text for text in examples if text and ("{" in route.path or rule.takes(path, text))]
+    # One of parameters of both stands for other values, too, which the rule may take.
+    is_enough = path.convertors and "{" in route.path
+    return [text for text in examples if text and (is_enough or rule.takes(path, text))]
 
 
 def _remedy(rule: Rule, path: str, routes: Routes) -> str:
