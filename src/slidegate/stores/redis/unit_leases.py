@@ -19,9 +19,9 @@ few, hits ask for units ahead, and those after them take these. Its life, in the
 `refund_rest`          the lease has ended, and what is left is refunded
 =====================  ===============================================================================================
 
-A lease ends with the first slice of its limits or the first period of its quotas, but at most `TRUST_US` after it was
-asked for, and before that by a change, see `changes`. The worker measures that time by its monotonic clock from before
-it asked: so a slow answer makes a lease shorter, and a worker that was stopped finds its lease ended.
+A lease ends when the first of its slices ends, or the period of a quota, at the latest `TRUST_US` after it was asked
+for, and before that by a change, see `changes`. The worker measures that time by its monotonic clock from before it
+asked: so a slow answer makes a lease shorter, and a worker that was stopped finds its lease ended.
 
 Threads share a lease without a lock. Where two meet, a unit may stay charged that nobody spends; none is spent twice.
 """
@@ -46,9 +46,9 @@ from .protocol import StoreTime
 from .requests import Question
 
 LEAST_AHEAD: Final = 4
-"""The fewest units that are charged ahead: a question that is asked less often has none."""
+"""The fewest units that a hit asks for ahead: for a question that is asked less often it asks for none."""
 MOST_AHEAD: Final = 65_535
-"""The most units that are charged ahead."""
+"""The most units that a hit asks for ahead."""
 CLOCK_ERROR: Final = 1_000
 """A lease is shorter by this part, because the worker's clock may go slower than the server's by so much."""
 ROUNDING_US: Final = 5
@@ -92,7 +92,8 @@ class UnitLease(KeptAnswer):
         self.cleared |= granted.cleared
         self.used += granted.used
         self.units += granted.units
-        if granted.units:  # else this may be the answer to another hit, which asked for none ahead
+        # Without units this answers another hit, which asked for none, or there is little room: then none asks again.
+        if granted.units:
             self.is_asking = False
 
 
@@ -159,7 +160,7 @@ class UnitLeases:
     def keep(self, question: Question, granted: UnitLease, refund: Refund) -> None:
         """Keep what was just granted: as a part of the earlier lease if that goes on, else in its place."""
         now_us = self._time.local_us()
-        # Its slice is over, or a client or its network has been banned since it was asked for.
+        # While it was on its way its slice has ended, or a change, such as a ban, has ended it.
         if not granted.holds(question, now_us, self._changes):
             self.refund_rest(granted, refund)
             return
@@ -172,7 +173,8 @@ class UnitLeases:
             granted.used_before = earlier.used
             self.refund_rest(earlier, refund)
         remember(self.by_checks, question.checks, granted)
-        if self._time.is_real:  # those of many keys end at one moment: their refunds are spread over half a life
+        # Those of many keys end at one moment: their refunds are spread over half a life. A test's clock has no timers.
+        if self._time.is_real:
             refunded_s = (granted.until_us - now_us) / 1_000_000 * (1 + random() / 2)
             asyncio.get_running_loop().call_later(refunded_s, self.refund_rest, granted, refund)
 
