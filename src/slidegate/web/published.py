@@ -44,8 +44,11 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     placed = {*rules.in_order}
     for bound in rules.bound():
         if bound not in placed:
-            requests = bound.rule.label.removeprefix(OF_ROUTE)
-            place = {"order": last, "requests": requests, "at_endpoint": isinstance(bound.rule, EndpointRule)}
+            place = {
+                "order": last,
+                "requests": bound.rule.label.removeprefix(OF_ROUTE),
+                "at_endpoint": isinstance(bound.rule, EndpointRule),
+            }
             yield from _of_rule(bound, policy, place)
     if policy.messages is not None:  # their limits have no names, as operators cannot change them
         about: dict[str, Any] = {"requests": "messages on websockets", "at_endpoint": True, **by_client}
@@ -101,13 +104,8 @@ def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
 
 def requests_of(rule: Rule) -> str:
     """Return which requests a rule concerns: methods and paths; empty for all."""
-    words = []
-    if rule.methods is not None:
-        words.append(text_of_methods(rule.methods))
-    if rule.connection is not None:
-        words.append(rule.connection)
-    words += [path.path for path in rule.rule_paths]
-    return " ".join(words)
+    words = text_of_methods(rule.methods or ()), rule.connection, *[path.path for path in rule.rule_paths]
+    return " ".join(filter(None, words))
 
 
 def _key_of(key: Key | KeyFunction | None, policy: Policy) -> dict[str, Any]:

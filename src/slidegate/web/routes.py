@@ -70,11 +70,15 @@ def router_of(app: object) -> Any:
 
 
 def routes_of(app: object) -> list[Any] | None:
-    """Return the routes of an application, with included routers expanded in place; None if they are unknown."""
-    listed = attribute_of(router_of(app), "routes")
+    """Return the routes of an application, with included routers expanded in place; None if they are unknown.
+
+    Behind them are those of FastAPI's `app.frontend`, which takes what no route takes.
+    """
+    router = router_of(app)
+    listed = attribute_of(router, "routes")
     if not isinstance(listed, Sequence) or not all(isinstance(route, BaseRoute) for route in listed):
         return None
-    return [*_expanded(listed)]
+    return [*_expanded(listed), *attribute_of(router, "_iter_low_priority_routes", tuple)()]
 
 
 def visible_app(app: object, scope: Scope) -> object:
@@ -165,9 +169,7 @@ def walk(
     """
     for route in routes_of(app) or ():
         yield route, above, inside
-        if not isinstance(route, (Mount, Host)):
-            continue
-        if route.app not in inside and len(inside) < DEPTH:
+        if isinstance(route, (Mount, Host)) and route.app not in inside and len(inside) < DEPTH:
             yield from walk(route.app, _below(route, above), (*inside, route.app))
 
 
@@ -190,6 +192,8 @@ def mounted_routes(app: object, above: str = "") -> list[MountedRoute]:
                     routes.append(_unknown(route.app, _below(route, path)))
             elif attribute_of(route, "endpoint") is not None and hasattr(route, "path_format"):
                 routes.append(MountedRoute(route, path))
+            else:  # a frontend, or of a class of the user's
+                routes.append(_unknown(route, path))
     except Exception:
         return []
     return routes
