@@ -43,15 +43,9 @@ OF_THE_LIBRARY: Final = {"store", "engine", "digest", "middlewares"}
 
 def signature(function: Any) -> str:
     """Return the parameters with their defaults, without types; those of a class without `self`."""
-    shown: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name in ("self", "cls"):
-            continue
-        plain = parameter.replace(annotation=inspect.Parameter.empty)
-        if plain.kind is plain.KEYWORD_ONLY and "*" not in "".join(shown):
-            shown.append("*")
-        shown.append("/" if plain.kind is plain.POSITIONAL_ONLY else str(plain).replace("PosixPath", "Path"))
-    return f"({', '.join(shown)})"
+    given = inspect.signature(function).parameters.values()
+    shown = [each.replace(annotation=each.empty) for each in given if each.name not in ("self", "cls")]
+    return str(inspect.Signature(shown)).replace("PosixPath", "Path")
 
 
 def members(name: str, shown: str | None) -> Iterator[str]:

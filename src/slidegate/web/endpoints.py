@@ -176,9 +176,11 @@ class RateLimit:
         return endpoint
 
     async def check(  # noqa: C901 - the way of a request at its endpoint
-        self, connection: HTTPConnection, endpoint: object = None
+        self, connection: HTTPConnection, endpoint: object = None, /
     ) -> None:
         """Charge a request; an endpoint may call this before it sends anything.
+
+        As a dependency write the limit itself, ``Depends(LIMIT)``: FastAPI would let clients name the endpoint.
 
         Args:
             connection: The request or websocket.
