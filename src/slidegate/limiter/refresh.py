@@ -29,7 +29,7 @@ from ..core.errors import StoreError
 from ..core.logs import log_failure
 from ..core.reservation import Reservation
 from ..core.store import ReadRow, SharedRow
-from ..core.stored import json_of, readable
+from ..core.stored import all_readable, json_of
 from ..stores.shared import running_loop
 from ..stores.system_clock import SystemClock
 from .aio import End, answer_of, in_background, on_asyncio, run_at_once, wait_for_end, within, yielding_to_others
@@ -200,7 +200,7 @@ class Refresher:
             answer = self._rows.ask(LIMITS, 0, deadline_s)
             # Of a store that answers at once, they are here before the question, unless there are many.
             if not isawaitable(answer) and len(answer) <= AT_ONCE:
-                self._apply(number, [readable(read_override, value) for _, _, value in answer])
+                self._overrides.replace(number, all_readable(read_override, [value for _, _, value in answer]))
                 self._end_read(asked_ns, deadline_s)
                 return None
         except Exception as error:
@@ -213,7 +213,7 @@ class Refresher:
     ) -> None:
         """Apply the rows when they have come, parsed in steps."""
         try:
-            self._apply(number, await self._parse_in_steps(await within(answer, DEADLINE_S)))
+            await self._apply_in_steps(number, await within(answer, DEADLINE_S))
         except Exception as error:
             self._failed(error)
         else:
@@ -226,7 +226,7 @@ class Refresher:
             StoreError: The store does not answer.
         """
         number = self._overrides.begin_reading()
-        self._apply(number, await self._parse_in_steps(await self._rows.read(LIMITS, 0, 0)))
+        await self._apply_in_steps(number, await self._rows.read(LIMITS, 0, 0))
 
     async def write(self, override: Override, kept_us: int) -> None:
         """Write an override for all workers, and apply it here at once; 0 microseconds end it.
@@ -245,12 +245,12 @@ class Refresher:
                 await asyncio.wait([work], timeout=DEADLINE_S)
         await self._workers.end(DEADLINE_S)
 
-    def _apply(self, number: int, overrides: Sequence[Override | None]) -> None:
-        """Put overrides in force; rows that this version cannot read are None."""
-        self._overrides.replace(number, [override for override in overrides if override is not None])
-
-    async def _parse_in_steps(self, rows: Sequence[ReadRow]) -> list[Override | None]:
-        return [readable(read_override, value) async for _, _, value in yielding_to_others(rows, AT_ONCE)]
+    async def _apply_in_steps(self, number: int, rows: Sequence[ReadRow]) -> None:
+        """Put the overrides of rows in force, parsed in steps."""
+        overrides: list[Override] = []
+        async for _, _, value in yielding_to_others(rows, AT_ONCE):
+            overrides += all_readable(read_override, [value])
+        self._overrides.replace(number, overrides)
 
     def _end_read(self, asked_ns: int, deadline_s: float) -> None:
         """Record how fresh the overrides are, and write what this worker has to say beside them."""

@@ -21,7 +21,7 @@ from ..core.durations import moment
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import escaped, logger, safe_text
 from ..core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows
-from ..core.stored import check_numbers, json_of, read_json, readable
+from ..core.stored import all_readable, check_numbers, json_of, read_json
 from ..stores.forks import ForkHook
 from .aio import yielding_to_others
 
@@ -218,9 +218,7 @@ class History:
         """
         actions: list[Action] = []
         async for row in yielding_to_others((await self._newest_first())[:MOST], _STEP):
-            action = readable(_read_action, row.value)
-            if action is not None:
-                actions.append(action)
+            actions += all_readable(_read_action, [row.value])
         return actions
 
     async def _trim(self) -> None:
