@@ -32,7 +32,8 @@ from .protocol import END, PEEK, read_bans, real_monotonic_us, window_field
 from .requests import read_page
 
 CHUNK: Final = 100
-"""How many bans are read or written in one step, which blocks an event loop, or Redis, for about a millisecond."""
+"""How many bans are written in one step, which blocks an event loop, or Redis, for about a millisecond; three times as
+many are read in one."""
 _FOR_EVER: Final = -1
 _LEVEL: Final = Struct("<qqI")
 _MADE: Final = 1
@@ -143,10 +144,12 @@ class RedisBans(BanStore):
         cursor = b"0"
         while True:
             cursor, keys = await self._batcher().command(self._polled.names, b"keys", cursor, read=read_page)
-            new = [key for key in keys if key not in seen]
-            seen.update(new)
-            async for chunk in in_steps(new, CHUNK):
-                yield await self._of_keys(key.decode(errors="replace") for key in chunk)
+            new = [key.decode(errors="replace") for key in keys if key not in seen]
+            seen.update(keys)
+            # Each in a call of its own, of which two are under way at a time.
+            reads = [self._of_keys(chunk) async for chunk in in_steps(new, 3 * CHUNK)]
+            for bans in await asyncio.gather(*reads):
+                yield bans
             if cursor == b"0":
                 return
 
