@@ -20,9 +20,10 @@ from starlette.routing import Route
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.core import ConfigurationError, Limit, Quota
+from slidegate.core.exceeded import RateLimitExceeded
 from slidegate.ops.explain import Facts, facts_of
 from slidegate.ops.facts import Fact, Verdict
-from slidegate.ops.published_rules import EVERY
+from slidegate.ops.published_rules import CALLS, EVERY
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 from slidegate.web.keys import everyone
@@ -218,6 +219,7 @@ def check(found: Facts, request: Request, answer: Answer) -> None:
     elsewhere = any(name.partition("_")[0] in text for name in refused_by for text in found.left_out)
     refusing = any(row.does in (Verdict.REFUSES, Verdict.MAY_REFUSE) for row in naming)
     assert refusing or elsewhere, "it was refused, and nothing says so"
+    assert found.refused_by or found.perhaps or elsewhere, "it was refused, and the verdict denies it"
 
 
 @settings(max_examples=examples(60))
@@ -253,6 +255,52 @@ def test_each_claim_is_what_the_next_request_gets_and_said_once(
                 assert not is_banned or of_value.refused_by is not None, of_value.rows
                 continue
             check(found, probe, answer)
+
+    asyncio.run(compare())
+
+
+CALLERS = st.sampled_from(["user:ann", "smtp", CLIENT])
+
+
+@settings(max_examples=examples(40))
+@given(
+    st.lists(st.tuples(CALLERS, st.integers(1, 4), st.booleans()), max_size=4), st.none() | CALLERS, st.integers(1, 2)
+)
+@example([("smtp", 3, False), (CLIENT, 3, True)], None, 2)
+@example([], "smtp", 1)
+def test_a_call_of_a_function_or_a_block_is_refused_as_its_row_says(
+    calls: list[tuple[str, int, bool]], banned: str | None, cost: int
+) -> None:
+    async def compare() -> None:
+        (app,) = await play([(["free", "all"], ["allowed"])], [])  # which exempt no call
+        limiter = app.limiter
+
+        @limiter.limited("3/minute", key=lambda key: key, cost=cost, rule="function")
+        async def function(key: str) -> None:
+            pass
+
+        async def passes(key: str, in_block: bool) -> bool:
+            with suppress(RateLimitExceeded):
+                if not in_block:
+                    await function(key)
+                    return True
+                async with limiter.limited("3/minute", key=key, cost=cost, rule="block"):
+                    return True
+            return False
+
+        for key, times, in_block in calls:
+            for _ in range(times):
+                await passes(key, in_block)
+        if banned:
+            await limiter.ban(banned, "1h")
+        await limiter.engine.workers.write(1.0)
+        for key in ("user:ann", "smtp", CLIENT):
+            found = await facts_of(Limiter(limiter.store), key)
+            for rule in ("function", "block"):
+                said = [row for row in found.rows if row.requests == CALLS and (row.ban or row.rule == rule)]
+                refuses = any(row.does is Verdict.REFUSES for row in said)
+                assert refuses != await passes(key, rule == "block"), (key, rule, found)
+                assert found.refused_by is not None or not refuses
 
     asyncio.run(compare())
 

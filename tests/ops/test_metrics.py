@@ -28,8 +28,7 @@ from starlette.routing import Route
 from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, header
 from slidegate.core import Decision, Reason, StoreUnavailable
 from slidegate.events import Event, Outcome
-from slidegate.ops.metrics import BOUNDS_S, MAX_NAMES
-from slidegate.ops.prometheus import PART
+from slidegate.ops.metrics import BOUNDS_S, MAX_NAMES, PART
 from slidegate.otel import OtelMetrics
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock

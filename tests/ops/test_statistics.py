@@ -35,10 +35,10 @@ from slidegate.events import Event, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import recent_events, slices, tally
 from slidegate.ops import statistics as module
-from slidegate.ops.metrics import status_name
+from slidegate.ops.metrics import PART, status_name
 from slidegate.ops.slices import ALIVE_S, MAX_CLIENTS, STEPS, TOP_CLIENTS, WORKERS, decoded, encoded
 from slidegate.ops.statistics import EVERY_S, LoggedEvent, Ranking, Statistics, Traffic
-from slidegate.ops.tally import MAX_SERIES, OTHER, PART, Tally
+from slidegate.ops.tally import MAX_SERIES, OTHER, Tally
 from slidegate.ops.traffic import MAX_NAMES, ClientTraffic
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.windows.histogram import BUCKETS

@@ -32,11 +32,23 @@ class Caller(Protocol):
 
 
 class BucketCaller:
-    """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one."""
+    """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one.
 
-    def __init__(self, bucket: Bucket) -> None:
+    Args:
+        about: What is published of its calls: their `cost`, and their `wait_us`.
+    """
+
+    def __init__(self, bucket: Bucket, **about: Any) -> None:
         self.bucket = bucket
         self._limits = named_limits(bucket)
+        # The key is any that the program passes, and no rule exempts a call.
+        about |= {
+            "middleware": "calls of functions and blocks",
+            "bucket": bucket.name,
+            "key": "function",
+            "at_endpoint": True,
+        }
+        self._published = rules_of(self._limits, **about)
 
     def buckets(self) -> tuple[Bucket]:
         return (self.bucket,)
@@ -45,8 +57,7 @@ class BucketCaller:
         return self._limits
 
     def published(self) -> list[PublishedRule]:
-        """See `Caller.published`; its key is any that the program passes."""
-        return rules_of(self._limits)
+        return self._published
 
     def restart(self) -> None:
         """Do nothing: it remembers nothing of requests."""

@@ -170,7 +170,7 @@ class Limited:
     def _block(self) -> BucketCaller:
         """The caller of all blocks with these limits, whose objects may exist for one block each."""
         blocks = self._engine.blocks
-        identity = self._rule or DEFAULT_RULE, self._limits
+        identity = self._rule or DEFAULT_RULE, self._limits, self._cost, self._wait_us
         caller = blocks.get(identity)
         if caller is None:
             caller = remember(blocks, identity, self._caller(DEFAULT_RULE), MAX_BLOCKS)
@@ -182,7 +182,7 @@ class Limited:
         Args:
             default_rule: The name of its rule if none was given.
         """
-        caller = BucketCaller(Bucket(self._rule or default_rule, self._limits))
+        caller = BucketCaller(Bucket(self._rule or default_rule, self._limits), cost=self._cost, wait_us=self._wait_us)
         self._engine.register(caller)
         return caller
 

@@ -34,7 +34,7 @@ from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.quotas import Quota
 from ..core.store import COMMAND_DEADLINE_S, SharedRow
-from ..core.stored import json_of, readable
+from ..core.stored import all_readable, json_of, readable
 from .aio import let_others_run, yielding_to_others
 from .named_limits import NamedLimit, parse_one, text_of_limit
 from .rows import MAX_BYTES, NOBODY, Rows
@@ -76,13 +76,14 @@ class PublishedRule(NamedTuple):
         shadow: Whether it reports and never refuses.
         by_function: Whether a function of the application's returns the limit, which is the fallback then.
         order: Its place among the rules of its middleware.
-        middleware: The name of its middleware.
+        middleware: The name of its middleware; ``calls of functions and blocks`` for those of `Limiter.limited`.
         bucket: The name of its windows in the store, as `Limiter.inspect` takes it.
         requests: Which requests it concerns: methods and paths as they were written, ``POST /login``, or the route;
             empty for all.
         conditional: Whether a condition decides if it concerns a request.
         final: Whether no later rule concerns its requests.
-        at_endpoint: Whether it is a limit at an endpoint, or of messages, which no rule of the middleware exempts from.
+        at_endpoint: Whether it is a limit at an endpoint, of messages or of calls, from which no rule of the middleware
+            exempts.
         cost: The units of a request.
         cost_by_function: Whether a function returns them.
         wait_us: How long a request may wait for room.
@@ -348,9 +349,7 @@ class Workers:
             return None
         rules: list[PublishedRule] = []
         async for line in yielding_to_others(lines, AT_ONCE):
-            rule = readable(_read_rule, line)
-            if rule is not None:
-                rules.append(rule)
+            rules += all_readable(_read_rule, [line])
         return remember(self._texts, digest, tuple(rules), _MEMO)
 
 

@@ -9,24 +9,21 @@ from anyio.lowlevel import checkpoint
 
 from .. import Limiter
 from ..core import Ban
+from ..core.addresses import network_of
 from ..limiter import Override, Publication, inspect_keys, keys_refusing
 from .facts import Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
 from .published_rules import EVERY, of_workers, rules_of
 from .recent_events import SUBJECTS, LoggedEvent
 from .rows import as_json, listed, named, seconds, span
-from .slices import CLIENTS, KEYS, WORKERS, read_events, read_ranking
+from .slices import CLIENTS, KEYS, MAX_CLIENTS, MINUTE_US, WORKERS, read_events, read_ranking
 from .traffic import ClientTraffic, Ranking
 
 MOST_EVENTS: Final = 5_000
 """Among how many events its refusals are sought: 25 workers keep at most so many."""
-MOST_CLIENTS: Final = 1_000
 BANS_AT_ONCE: Final = 1_000
 """After so many bans other tasks run."""
 MOST_REFUSALS: Final = 10
-IDLE_US: Final = 60_000_000
-"""From when on workers are said to be idle."""
-NO_STATISTICS: Final = "refusals, as no worker has written statistics within five minutes"
 NOT_LISTED: Final = "limits at endpoints without requests since the start are not listed"
 
 
@@ -35,6 +32,7 @@ class Facts(NamedTuple):
 
     Attributes:
         key: The key in its canonical form.
+        client: The same, or of an address the key of its client: it and others may be counted together.
         now_us: The Unix time of the store.
         workers: How many workers have published their rules, within a minute before the last one did.
         off: The change that has switched all workers off; None for none.
@@ -46,6 +44,7 @@ class Facts(NamedTuple):
     """
 
     key: str
+    client: str
     now_us: int
     workers: int
     off: Override | None
@@ -73,9 +72,21 @@ class Facts(NamedTuple):
     @property
     def behind(self) -> dict[str, str]:
         """The other keys that its last refusals name, each with its rule; what refuses these is explained by itself."""
-        refused = [event.details for event in self.refusals or ()]
         own = {self.key, *(row.key for row in self.rows)}
-        return {about["key"]: about["rule"] for about in refused if about["key"] not in {*own, about["client"]}}
+        behind = {}
+        for event in self.refusals or ():
+            key = event.details["key"]
+            if key not in own and network_of(key) is None:  # a ban of its network is of no other key
+                behind[key] = event.details["rule"]
+        return behind
+
+    @property
+    def perhaps(self) -> str:
+        """What may refuse it by a condition, a cost or a list that is not known here, for the end of a sentence."""
+        rules = {row.rule: None for row in self.rows if row.does is Verdict.MAY_REFUSE}
+        if not rules:
+            return ""
+        return f", except perhaps {listed([*rules])}"
 
 
 def answer_of(facts: Facts) -> dict[str, Any]:
@@ -101,7 +112,7 @@ async def facts_of(limiter: Limiter, key: Any) -> Facts:
     if await limiter.rows(WORKERS):
         events = await read_events(limiter, MOST_EVENTS)
         now_us = await limiter.now_us()
-        rankings = [await read_ranking(limiter, kind, MOST_CLIENTS, now_us) for kind in (CLIENTS, KEYS)]
+        rankings = [await read_ranking(limiter, kind, MAX_CLIENTS, now_us) for kind in (CLIENTS, KEYS)]
     bans = [ban async for ban in limiter.bans()]
     return await facts_in(limiter, key, await limiter.published(), await limiter.overrides(), bans, events, rankings)
 
@@ -131,6 +142,7 @@ async def facts_in(
     keys = {subject.key, *map(subject.counted_by, rules)} - {"", EVERYONE}
     traffic = {client.key: client for ranking in rankings for client in ranking.each()}
     clients = [subject.counted_by(rule) for rule in rules if rule.action == "client"]
+    client = next(filter(None, clients), subject.key)
     maker = FactsOfRules(
         subject,
         bans=await _bans_among(bans, subject, {*keys, EVERYONE}),
@@ -150,13 +162,13 @@ async def facts_in(
     left_out = _left_out(maker, published, own.unix_us)
     refusals = None
     if events is None:
-        left_out.insert(0, NO_STATISTICS)
+        left_out.insert(0, "refusals, as no worker has written statistics within five minutes")
     else:
         own_events = [event for event in events if not keys.isdisjoint(map(event.details.get, SUBJECTS))]
         refusals = [event for event in own_events if event.kind == "refused"][:MOST_REFUSALS]
-    seen = next((traffic[name] for name in (subject.key, *clients) if name in traffic), None)
+    seen = traffic.get(subject.key) or traffic.get(client)
     off = maker.changes.get("*")
-    return Facts(subject.key, own.unix_us, workers, off, rows, refusals, seen, left_out, maker.is_open)
+    return Facts(subject.key, client, own.unix_us, workers, off, rows, refusals, seen, left_out, maker.is_open)
 
 
 def _left_out(maker: FactsOfRules, published: Iterable[Publication], now_us: int) -> list[str]:
@@ -167,7 +179,7 @@ def _left_out(maker: FactsOfRules, published: Iterable[Publication], now_us: int
             maker.leave_open("rules of another version", f"{publication.workers} workers")
         idle_us = max(idle_us, now_us - (publication.seen_us or now_us))
     left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
-    if idle_us > IDLE_US:
+    if idle_us > MINUTE_US:
         left_out.append(f"what workers have changed since their last request, {span(idle_us / 1_000_000)} ago")
     return left_out
 

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ..core import AnyLimit, Ban, LimitState, Quota, parse_limits
 from ..limiter import Override, PublishedRule
 from .kinds import FUNCTION, Subject, is_operator, ranges_in
-from .published_rules import EVERY, where_read
+from .published_rules import CALLS, EVERY, where_read
 from .traffic import ClientTraffic
 
 WindowPlace: TypeAlias = tuple[str, str, AnyLimit]
@@ -161,10 +161,13 @@ class FactsOfRules:
         names = dict.fromkeys(rule.middleware for rule in rules) or [""]  # without rules its bans are known
         for name in names:
             where = ""
-            if len(names) > 1:
+            if len({*names, CALLS}) > 2:
                 where = f" of the middleware {name or 'without a name'}"
             for row in self._of_middleware([rule for rule in rules if rule.middleware == name]):
-                yield row._replace(requests=row.requests + where)
+                if name != CALLS:
+                    yield row._replace(requests=row.requests + where)
+                elif not is_operator(row.key):  # whose bans hold in middlewares alone
+                    yield row._replace(requests=name)
 
     def _of_middleware(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         for rule in sorted(rules, key=attrgetter("action")):  # "allowlist" before "blocklist"
@@ -238,8 +241,9 @@ class FactsOfRules:
                 key = ""
         if among or not key:
             self.leave_out(self._other_key(rule), rule.rule)
-        elif not windows and not rule.shadow:
-            self.leave_open("limits that functions return", rule.rule)
+        elif not windows:
+            self.leave_out("limits that functions return", rule.rule)
+            self.is_open |= not rule.shadow  # which refuses nothing
         for window in windows:
             state = window._replace(name=rule.name, label=rule.rule, shadow=rule.shadow)
             requests = (rule.requests or EVERY) + among
@@ -291,6 +295,8 @@ def _hedge_of(rule: PublishedRule, window: LimitState, depends: str) -> str:
     if depends:
         return depends
     wait_us = window.retry_after_us
+    if wait_us == 0:  # room for one, not for its cost
+        wait_us = window.more_after_us
     if rule.wait_us and (wait_us is None or wait_us <= rule.wait_us):
         return f"requests may wait, up to {rule.wait_us / 1_000_000:g} s"
     if rule.leased:

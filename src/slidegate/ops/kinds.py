@@ -16,6 +16,8 @@ EVERYONE: Final = "everyone"
 FUNCTION: Final = "function"
 """The kind of the keys that a function of the application's returns, which may be any."""
 _DIGEST: Final = re.compile("(.*)#[0-9a-f]{32}")
+PEERS: Final = ("peer:", "unknown-peer")
+"""How the keys of clients begin that have no address."""
 SHOWN: Final = 31
 """How much of a kind stands in front of a digest: keys have at most 64 characters."""
 
@@ -78,11 +80,13 @@ def is_operator(key: str) -> bool:
 
 
 def beginnings_of(kind: str) -> tuple[str, ...]:
-    """Return how the keys of a kind begin that is no address; those of functions may begin with anything."""
+    """Return how the keys of a kind begin that are no addresses; those of functions may begin with anything."""
     if kind == FUNCTION:
         return ("",)
     if kind == EVERYONE:
         return (kind,)
+    if kind == ADDRESS:
+        return PEERS
     name, _, by = kind.partition(":")
     if name == "network":
         return (f"{by}:",)

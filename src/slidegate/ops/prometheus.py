@@ -22,12 +22,10 @@ from starlette.types import Receive, Scope, Send
 from ..core.errors import ConfigurationError
 from ..events import Outcome, Passed
 from ..limiter import Limiter
-from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, STORE, Add, LimiterMetrics, Metric
+from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, PART, STORE, Add, LimiterMetrics, Metric
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 SET_EVERY_S: Final = 5.0
-PART: Final = 128
-"""How many outcomes are counted in one step, which takes less than a millisecond: one alone would take longer."""
 
 
 class _MetricsApp:

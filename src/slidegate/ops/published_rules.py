@@ -13,21 +13,19 @@ from typing import Any, Final, NamedTuple, TypeVar
 from .. import ConfigurationError, Limiter
 from ..core.addresses import network_of
 from ..limiter import Publication, PublishedRule, inspect_keys
-from .kinds import EVERYONE, beginnings_of, kind_of, named_kind
+from .kinds import EVERYONE, PEERS, beginnings_of, is_operator, kind_of, named_kind
 from .rows import as_json, listed, named
 
 Row = TypeVar("Row", bound=Any)
 
 EVERY: Final = "every request"
+CALLS: Final = "calls of functions and blocks"
+"""In place of its middleware, what a limit of `Limiter.limited` concerns."""
 BY_FUNCTION: Final = "by a function"
 _CLIENT: Final = "client"
 _OF_ROUTE: Final = "per-route "
 """How the labels of `default_limits` begin."""
-_OWN_PREFIXES: Final = (32, 64)
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
-_OF_CLIENT: Final = re.compile("peer:.|unknown-peer$|asn:[0-9]")
-"""How keys begin that, beside addresses and networks, each request has."""
-_EVERYWHERE: Final = f"it holds on {EVERY}"
 
 
 class RuleRow(NamedTuple):
@@ -102,7 +100,7 @@ def text_of(rule: PublishedRule) -> str:
         words += f" from {rule.starts} in {rule.zone}"
     if rule.key:
         words += f" by {rule.key}"
-    if (rule.ipv4_prefix, rule.ipv6_prefix) != _OWN_PREFIXES:
+    if (rule.ipv4_prefix, rule.ipv6_prefix) != (32, 64):
         words += f" /{rule.ipv4_prefix} and /{rule.ipv6_prefix}"
     if rule.size:
         words += f", ranges: {rule.size:,}"
@@ -197,11 +195,11 @@ def where_banned(published: Sequence[Publication], key: str) -> str:
         published: What workers have published.
         key: The key, in its canonical form.
     """
-    if network_of(key) is not None or _OF_CLIENT.match(key):
-        return _EVERYWHERE
     requests = where_read(rule for rule in rules_of(published) if key.startswith(beginnings_of(rule.key)))
+    if network_of(key) is not None or is_operator(key) or key.startswith(PEERS):
+        requests = EVERY
     if requests == EVERY:
-        return _EVERYWHERE
+        return f"it holds on {EVERY}"
     remedy = _remedy_of(kind_of(key))
     if requests:
         return f"it holds {requests}{remedy}"

@@ -6,9 +6,8 @@ query of a request, which may be secret: a refusal names the template of its rou
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
@@ -22,16 +21,10 @@ MAX_ALIKE: Final = 40
 MAX_MESSAGE: Final = 256
 MAX_DETAIL: Final = 128
 MAX_DETAILS: Final = 8
-KEPT_WITH: Final = {
-    "refused": "refused",
-    "exceeded": "exceeded",
-    "shadow_refused": "shadow_refused",
-    "banned": "banned",
-    "shadow_banned": "banned",
-}
-"""Of these events clients cause as many as they like, so they displace neither each other nor those of operators."""
-SUBJECTS: Final = ("client", "key", "ban")
-"""The details of a refusal that name the client or key."""
+APART: Final = ("", "refused", "exceeded", "shadow_refused", "banned")
+"""Of these events clients cause as many as they like, so they displace neither each other nor the others."""
+SUBJECTS: Final = ("client", "key")
+"""The details of a refusal that name the client, and the key of the limit or the ban that refused it."""
 
 
 class LoggedEvent(NamedTuple):
@@ -60,7 +53,7 @@ class RecentEvents:
     """
 
     def __init__(self) -> None:
-        self._latest = defaultdict[str, deque[dict[str, Any]]](partial(deque, maxlen=MAX_ALIKE))
+        self._latest = {kind: deque[dict[str, Any]](maxlen=MAX_ALIKE) for kind in APART}
         self._refused = deque[Any](maxlen=MAX_ALIKE)
         self._changed_us = -1
         self.has_unwritten = False
@@ -84,7 +77,7 @@ class RecentEvents:
         for name, value in islice(details.items(), MAX_DETAILS):
             texts[name] = safe_text(value, is_message=True)[:MAX_DETAIL]
         entry = {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}
-        self._latest[KEPT_WITH.get(kind, "")].append(entry)
+        self._latest.get(kind.replace("shadow_banned", "banned"), self._latest[""]).append(entry)
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the events and refusals for the row of this worker."""
@@ -101,7 +94,7 @@ class RecentEvents:
                 if outcome.began_us > self._changed_us:
                     details["limit"] = binding.limit
             if refusal.ban is not None:
-                details["ban"] = refusal.ban.key
+                details["key"] = refusal.ban.key
             message = f"{outcome.client} was refused: {joined(outcome.reason, names)}"
             self._keep("refused", message, outcome.began_us + outcome.duration_us, details)
         return list(chain.from_iterable(self._latest.values()))

@@ -297,7 +297,7 @@ async def _read_workers(limiter: Limiter, now_us: int) -> list[Worker]:
     for _, identity, value in await limiter.rows(WORKERS):
         row = decoded(value)
         age_s = max(now_us - row["at_us"], 0) / 1_000_000
-        counting_s = max(now_us - row.get("from_us", now_us), 0) / 1_000_000
+        counting_s = max(now_us - row["from_us"], 0) / 1_000_000
         workers.append(Worker(_name_of(row, identity), row["host"], row["pid"], age_s, counting_s))
     return sorted(workers)
 

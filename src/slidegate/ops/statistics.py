@@ -28,6 +28,7 @@ from ..core.arguments import check_whole
 from ..core.errors import StoreError
 from ..core.logs import Throttle, logger, net
 from ..events import Event, Observer, Outcome, Passed
+from .metrics import PART
 from .recent_events import LoggedEvent, RecentEvents
 from .rows import time_of
 from .slices import (
@@ -46,7 +47,7 @@ from .slices import (
     steps_of,
     worker_fields,
 )
-from .tally import MAX_SERIES, OTHERS, PART, Tally
+from .tally import MAX_SERIES, OTHERS, Tally
 from .tasks import pause, together
 from .traffic import ClientTraffic, Ranking, RequestCounts, Stats, Traffic, Worker
 

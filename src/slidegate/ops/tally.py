@@ -22,8 +22,6 @@ from .metrics import OTHER, status_name
 from .slices import Clients, Series
 from .traffic import Group, SeriesName, Traffic, add_to, amounts_of, names_of
 
-PART: Final = 128
-"""How many requests are counted in one step, less than a millisecond."""
 MAX_SERIES: Final = 200
 NO_ROUTE: Final = "(no route)"
 

@@ -121,14 +121,14 @@ class Worker(NamedTuple):
         host: The name of its host.
         pid: Its process ID.
         age_s: The time since it last wrote to the store, in seconds; an idle worker writes nothing.
-        counting_s: How long it has been counting, in seconds; 0 if it does not say.
+        counting_s: How long it has been counting, in seconds.
     """
 
     name: str
     host: str
     pid: int
     age_s: float
-    counting_s: float = 0
+    counting_s: float
 
 
 class Stats(NamedTuple):

@@ -35,10 +35,10 @@ from slidegate.ops.dashboard.app import MAX_BODY
 from slidegate.ops.dashboard.page import environment
 from slidegate.ops.dashboard.service import WINDOWS, Service
 from slidegate.ops.dashboard.texts import grouped
+from slidegate.ops.metrics import PART
 from slidegate.ops.rows import share
 from slidegate.ops.slices import steps_of
 from slidegate.ops.statistics import EVERY_S, LoggedEvent, Statistics, Stats, Traffic
-from slidegate.ops.tally import PART
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 

@@ -33,8 +33,9 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
 
     KEY is an address, user:42 or another key. The limits, lists and bans are those of the workers that had a request
     within a day, with the amounts that operators have changed; the latest refusals are known where a worker has
-    statistics. The exit code is 0 if nothing here refuses KEY, 1 if something does or may, and 3 if that is not known:
-    no worker has published its rules, some cannot be read, or the store does not answer.
+    statistics. The exit code is 0 if nothing here refuses KEY, except perhaps by a condition, 1 if a ban or a limit
+    without room does or may, and 3 if that is not known: no worker has published its rules, some cannot be read, or the
+    store does not answer.
 
     \b
     Example: slidegate explain 203.0.113.7 --store redis://localhost:6379/0
@@ -84,7 +85,7 @@ def _cells(fact: Fact) -> dict[str, Any]:
 
 def _verdict(facts: Facts) -> str:
     """Return the line that answers: by what the key is refused, and until when."""
-    words = "nothing here refuses it"
+    words = f"nothing here refuses it{facts.perhaps}"
     if facts.off is not None:
         words = f"every request passes, as all workers are off until {time_of(facts.off.until_us / _S)}"
     elif facts.refused_by is not None:
@@ -92,7 +93,7 @@ def _verdict(facts: Facts) -> str:
     elif facts.is_open:
         words = "it is not known whether something refuses it"
     elif facts.refusals:
-        words += f" now; its last refusal was at {time_of(facts.refusals[0].time_us / _S)}"
+        words += f"; its last refusal was at {time_of(facts.refusals[0].time_us / _S)}"
     return f"{facts.key}: {words}"
 
 

@@ -104,7 +104,7 @@ class Api:
     async def get_client(self, key: str) -> dict[str, Any]:
         """Return what `slidegate explain` shows of a client, and the ban that refuses it."""
         client = await self._service.client(key)
-        return {**answer_of(client.facts), "key": client.key, "ban": as_json(client.ban)}
+        return {**answer_of(client.facts), "ban": as_json(client.ban)}
 
     async def get_networks(self) -> dict[str, Any]:
         """Return the networks and operators of several clients, the most refused first; numbers are "at least"."""

@@ -51,8 +51,6 @@ SECURITY_HEADERS: Final = {
     "x-frame-options": "DENY",
 }
 """The header fields of every response. HSTS is not among them: the owner of the host name decides on it."""
-MIN_TOKEN: Final = 16
-MAX_TOKEN: Final = 512
 MAX_BODY: Final = 65_536
 WRONG_TOKEN_S: Final = 0.25
 READ_ONLY: Final = "This dashboard only shows; it was made with changes=False."
@@ -97,9 +95,9 @@ class Dashboard:
         self._user = user
         if user is None:
             token = revealed(token)
-            if not isinstance(token, str) or not re.fullmatch(rf"[!-~]{{{MIN_TOKEN},{MAX_TOKEN}}}", token):
+            if not isinstance(token, str) or not re.fullmatch("[!-~]{16,512}", token):
                 raise ConfigurationError(  # without the token: an invalid one may still be a secret
-                    f"Dashboard: token: expected {MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters without spaces, "
+                    "Dashboard: token: expected 16 to 512 printable ASCII characters without spaces, "
                     'for example from python3 -c "import secrets; print(secrets.token_urlsafe(32))". If it comes from '
                     "the environment, the variable may not be set. To use your own login, write user= in place of "
                     "token="

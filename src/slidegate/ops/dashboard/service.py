@@ -22,11 +22,11 @@ from anyio.lowlevel import checkpoint
 from ... import Limiter, StoreError
 from ...core import Ban
 from ...limiter import Action, Override, Publication, keys_refusing
-from ..explain import MOST_CLIENTS, MOST_EVENTS, Facts, facts_in
+from ..explain import MOST_EVENTS, Facts, facts_in
 from ..kinds import EVERYONE
 from ..published_rules import rules_of
 from ..rows import key_of, span
-from ..slices import CLIENTS, KEYS, Clients, read_events, read_ranking, read_stats, steps_of
+from ..slices import CLIENTS, KEYS, MAX_CLIENTS, Clients, read_events, read_ranking, read_stats, steps_of
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..tasks import together
 from .counts import Counts
@@ -49,12 +49,10 @@ class Client(NamedTuple):
     """A client.
 
     Attributes:
-        key: Its key, as the outermost middleware counts it.
         ban: The ban in force that it falls under; None for none.
         facts: A row for each limit, list and ban that it can meet.
     """
 
-    key: str
     ban: Ban | None
     facts: Facts
 
@@ -155,7 +153,7 @@ class Service:
     async def ranking(self, kind: str) -> Ranking:
         """Return the `CLIENTS` of the last five minutes, of the same slices as their counts; or the `KEYS`."""
         now_us = await self.publish()
-        return await self._shared(read_ranking, self.limiter, kind, MOST_CLIENTS, now_us)
+        return await self._shared(read_ranking, self.limiter, kind, MAX_CLIENTS, now_us)
 
     async def networks(self) -> list[ClientRow]:
         """Return the networks and operators of several clients, those first that are refused most.
@@ -239,14 +237,11 @@ class Service:
             ConfigurationError: The text is no key.
         """
         key = key_of(text)
-        outermost_key = key
-        if isinstance(key, str) and self.limiter.middlewares:
-            outermost_key = self.limiter.middlewares[0].policy.address.truncated(key)
         published, overrides, bans, events, *rankings = await together(
             self.published(), self.overrides(), self.bans(), self.events(), self.ranking(CLIENTS), self.ranking(KEYS)
         )
         facts = await facts_in(self.limiter, key, published, overrides, bans.all, events, rankings)
-        return Client(self.limiter.key_for(outermost_key), bans.refusing(self.limiter, key), facts)
+        return Client(bans.refusing(self.limiter, key), facts)
 
     # -- what is in force ----------------------------------------------------------------------------------------------
 
