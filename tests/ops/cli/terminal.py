@@ -196,15 +196,10 @@ class Terminal:
             rows.append(json.dumps({**ban, "since_us": 1_700_000_000_000_000, "until_us": None}))
         use_store(self.url, lambda limiter: limiter.import_bans(rows))
 
-    def _options(self, *commands: str) -> str:
-        """Show the options of each command, whose help has an example."""
-        lines = []
+    def _examples(self, *commands: str) -> None:
         for command in commands:
             shown = self.slidegate(*command.split(), "-h")
             assert (shown.code, f"\n  Example: slidegate {command}" in shown.out) == (0, True)
-            names = {*re.findall(r"^  (?:-\w, )?--([a-z-]+)", shown.out, re.MULTILINE)} - {"help"}
-            lines.append(f"{command}: {' '.join(sorted(names))}")
-        return "\n".join(lines)
 
     def _worker(self, rules: str, times: str, method: str = "GET", path: str = "/", observer: str = "") -> str:
         """Send requests to a worker with the rules of a file, and kill it; return their statuses if not all passed."""
