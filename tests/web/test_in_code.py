@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.routing import Mount, Route, request_response
 from starlette.types import Receive, Scope, Send
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, path_param
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, path_param
 from slidegate.core import Bucket, Concurrency
 from slidegate.web.routes import layers
 
@@ -67,41 +67,6 @@ async def test_a_store_that_connects_does_so_as_the_application_starts() -> None
     limiter = Limiter(Connecting())
     _, error = await attempt(RateLimitMiddleware(starts, limits="5/minute", limiter=limiter), type="lifespan")
     assert error is None
-
-
-def mounted_in(limiter: Limiter, **options: Any) -> RateLimitMiddleware:
-    """Return a middleware around an application whose own one has these options, and is not built yet."""
-    below = Starlette(
-        routes=[Route("/", page)], middleware=[Middleware(RateLimitMiddleware, limiter=limiter, **options)]
-    )
-    return RateLimitMiddleware(Starlette(routes=[Mount("/below", below)]), limits="9/hour", limiter=limiter)
-
-
-UNNAMED: list[dict[str, Any]] = [{"limits": "2/hour"}, {"rules": [Rule("/x", "2/hour"), Rule("*", "2/hour")]}]
-OTHERWISE: list[dict[str, Any]] = [
-    {"limits": "2/hour", "name": "below"},
-    {"rules": [Rule("*", "2/hour", name="below")]},
-    {"rules": [Rule("/", "2/hour")]},
-    {"limits": "2/hour", "enabled": False},
-    {"default_limits": "2/hour"},
-]
-
-
-@pytest.mark.parametrize("options", [*UNNAMED, *OTHERWISE])
-async def test_limits_without_a_name_in_two_middlewares_that_a_request_passes_end_the_start(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    """With every store; those of another application, or with other labels, do not."""
-    for limiter in (Limiter(), Limiter.from_url(f"lmdb://{tmp_path}/limits")):
-        for _ in range(2):  # another application of the process, as of a factory
-            app = mounted_in(limiter, **options)
-            if options in OTHERWISE:
-                assert (await call(app, "/below/")).status == 200
-                continue
-            for _ in range(2):
-                with pytest.raises(ConfigurationError, match=r"'default', on one limiter, .* name: Rate"):
-                    await call(app, "/nowhere")
-        await limiter.close()
 
 
 class Odd(Route):

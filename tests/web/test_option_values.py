@@ -18,7 +18,7 @@ from slidegate import BanPolicy, Limit, Limiter, MessageLimits, Networks, RateLi
 from slidegate.dashboard import Dashboard
 from slidegate.web.endpoint_rule import EndpointOptions
 
-from ..asgi import call, hello, page, statuses
+from ..asgi import page, statuses
 
 VALUES: dict[str, Callable[[], Any]] = {
     **{
@@ -146,15 +146,3 @@ async def test_a_value_serves_or_is_an_error_with_the_option_and_an_example(
         assert {200, 401, 403, 404, 429} >= {*answers}, (name, answers)
         failures = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
         assert (kind, option) in NOT_OURS or failures == [], (name, failures)
-
-
-async def test_an_iterator_is_read_once_however_often_the_stack_is_built() -> None:
-    options: dict[str, Any] = {
-        "rules": (Rule("*", text, name=text) for text in ["2/minute", "3/hour"]),
-        "bans": map(BanPolicy, ["2/10m"]),
-        "allowlist": iter(["192.0.2.0/24"]),
-    }
-    for _ in range(3):
-        app = RateLimitMiddleware(hello, **options)
-        assert await statuses(app, 5) == [200, 200, 429, 429, 403]
-        assert (await call(app, client=("192.0.2.1", 1))).status == 200
