@@ -179,21 +179,6 @@ def test_limits_at_endpoints_and_on_messages_hold_behind_every_server(serve: Ser
             assert ended.wait(BOUND_S), "it gets a disconnect"
 
 
-def test_a_refused_upload_gets_its_429_without_a_100_continue() -> None:
-    request = b"GET /plain HTTP/1.1\r\nhost: app.test\r\nexpect: 100-continue\r\ncontent-length: 1073741824\r\n\r\n"
-    with serving(with_uvicorn, site()) as host:
-        assert [httpx.get(f"http://{host}/plain", timeout=BOUND_S).status_code for _ in range(2)] == [200, 200]
-        with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])), BOUND_S) as client:
-            client.sendall(request)
-            head = b""
-            while b"\r\n\r\n" not in head:
-                received = client.recv(65_536)
-                assert received, head
-                head += received
-    assert head.startswith(b"HTTP/1.1 429 ")
-    assert b"retry-after: 3" in head
-
-
 def test_a_client_reads_the_429_of_a_refused_handshake() -> None:
     with serving(with_uvicorn, site()) as host:
         for _ in range(2):
