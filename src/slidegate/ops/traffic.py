@@ -128,7 +128,7 @@ class Worker(NamedTuple):
     host: str
     pid: int
     age_s: float
-    counting_s: float
+    counting_s: float = 0
 
 
 class Stats(NamedTuple):
