@@ -47,7 +47,6 @@ class Model:
         self.units: list[int] = []
 
     def hit(self, now_us: int, cost: int) -> tuple[bool, int]:
-        """Return whether a cost is admitted, and how many units are spent afterwards."""
         small, start_us = self.small, self.small.start_of(now_us)
         self.units = [min(unit_us, start_us) for unit_us in self.units if now_us < unit_us + small.kept_us]
         is_admitted = len(self.units) + max(cost, 1) <= AMOUNT

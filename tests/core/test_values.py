@@ -50,7 +50,6 @@ MODULES = [import_module(f"slidegate.core{room}") for room in ROOMS]
 
 
 def addresses(texts: str) -> str:
-    """Return the addresses that some texts spell, each once."""
     found = dict.fromkeys(map(parse_address, texts.split(",")))
     return ", ".join("none" if one is None else format_network(*one, 128 if one[0] == 6 else 32) for one in found)
 
@@ -73,12 +72,10 @@ def decided(limits: str, *readings: WindowState, cost: int = 1, **more: Any) -> 
 
 
 def parts(one: object, names: str) -> str:
-    """Return some parts of an object, by their names."""
     return ", ".join(f"{name}={getattr(one, name)}" for name in names.split())
 
 
 def bannable(keys: str, *protected: str, **options: Any) -> str:
-    """Return which of some keys a policy may ban by itself."""
     networks = Networks([*protected])
     return " ".join(key for key in keys.split() if may_ban(BanPolicy(**options), key, [networks])) or "none"
 

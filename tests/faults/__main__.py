@@ -76,7 +76,6 @@ class Record:
 
 
 async def play(scene: Scene) -> Record:
-    """Hit without a break before, amid and after a fault."""
     record, counted, passed = Record(), 0, 0
 
     async def hit(key: str) -> None:

@@ -96,7 +96,6 @@ def accepts(document: dict[str, Any]) -> bool:
 
 
 def toml(value: object) -> str:
-    """Write a value as it stands in a file."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list):
@@ -105,7 +104,6 @@ def toml(value: object) -> str:
 
 
 def mistake(document: dict[str, Any], directory: Path) -> str:
-    """Return the error about a document, or an empty text."""
     lines = [f"{json.dumps(key)} = {toml(value)}\n" for key, value in document.items()]
     return refusal("".join(lines), directory)
 
@@ -156,7 +154,6 @@ DESCRIBED: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
 
 
 def keys_in(properties: dict[str, Any], required: Collection[str]) -> dict[str, object]:
-    """Return the keys of a table, with their defaults; None for those that have none or say nothing."""
     empty = dict.fromkeys(required, Parameter.empty)
     return {key: known.get("default") for key, known in properties.items()} | empty
 
@@ -272,7 +269,6 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.di
 
 
 def key_paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Return the paths of all values in a document."""
     items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(inner for key, one in items for inner in key_paths(one, (*path, key)))][not path :]
 

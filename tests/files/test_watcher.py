@@ -114,7 +114,6 @@ class Followed(FollowedFiles):
         self.put(self.content(1), "swapped")
 
     def follow(self) -> None:
-        """Make the middleware."""
         files = [network(self.path)] if self.kind == "operators" else []
         limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.observer], networks=files)
         if self.kind == "config":
@@ -155,7 +154,6 @@ class Followed(FollowedFiles):
             link.replace(self.directory / "..data")
 
     async def at_work(self, *versions: int) -> list[int]:
-        """Return which of some versions is at work."""
         if self.kind == "config":
             policy = (await call(self.app)).headers["ratelimit-policy"]
             return sorted({int(amount) - MANY for amount in re.findall(r"q=(\d+)", policy)})

@@ -22,21 +22,17 @@ class Kind(NamedTuple):
 
     @property
     def httpx(self) -> ModuleType:
-        """The library."""
         return import_module(self.name)
 
     @property
     def limited(self) -> ModuleType:
-        """The module of transports for it."""
         return import_module(f"slidegate.{self.name}")
 
     @property
     def inner(self) -> Any:
-        """The class of transports that send over the network."""
         return self.httpx.HTTPTransport if self.is_sync else self.httpx.AsyncHTTPTransport
 
     def client(self, *, timeout: float = 5, **options: Any) -> Any:
-        """Return a client with a limited transport."""
         if self.is_sync:
             return self.httpx.Client(transport=self.limited.SyncLimitedTransport(**options), timeout=timeout)
         return self.httpx.AsyncClient(transport=self.limited.LimitedTransport(**options), timeout=timeout)
@@ -48,7 +44,6 @@ class Kind(NamedTuple):
         return await run_sync(partial(getattr(of, name.removeprefix("a")), *arguments, **options))
 
     def answering(self) -> Any:
-        """Return a transport that answers 200."""
         return self.httpx.MockTransport(lambda request: self.httpx.Response(200))
 
     def __str__(self) -> str:

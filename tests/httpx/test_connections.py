@@ -82,8 +82,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 class Client:
-    """A client of some kind, with a pool of one connection, and its limiter."""
-
     def __init__(self, kind: Kind, server: Server) -> None:
         self.kind, self.server = kind, server
         self.url = f"http://127.0.0.1:{server.server_port}"
@@ -100,7 +98,6 @@ class Client:
         return await self.kind.call(self.client, name, *arguments)
 
     async def send(self) -> Any:
-        """Send a request that is paused."""
         return await self.call("get", f"{self.url}/paused")
 
     async def begin(self) -> "asyncio.Task[Any]":

@@ -59,7 +59,6 @@ class Body:
 
 
 def body_of(kind: Kind) -> Any:
-    """Return a body for a client of a kind."""
     return type("BodyOf", (Body, kind.httpx.ByteStream), {})(b"answer")
 
 
@@ -120,7 +119,6 @@ class Scene:
         self.clock.advance(us=round(span_s * 1_000_000))
 
     def use_client(self, **options: Any) -> None:
-        """Make a client of the limiter, and use it from now on."""
         options = {"limiter": self.limiter, "transport": self._inner(), "limits": "1000/second", **options}
         self.client = self.kind.client(**options)
 
@@ -139,7 +137,6 @@ class Scene:
         return said if isinstance(said, str) else ""
 
     async def get(self, url: str = URL) -> str:
-        """Return the status, or the error, and when it came."""
         try:
             said = str((await self.call("get", url)).status_code)
         except SlidegateError as error:
@@ -157,7 +154,6 @@ class Scene:
         return f"{' '.join(statuses)} with gaps of {gaps} s{''.join(told)}"
 
     async def post(self, *, streamed: bool = False, read: bool = False) -> str:
-        """Return the status, and the bodies that the server got."""
         body = body_of(self.kind)
         stream = body.__iter__() if self.kind.is_sync else body.__aiter__()
         request = self.client.build_request("POST", URL, content=stream if streamed else b"answer")
@@ -174,8 +170,6 @@ class Scene:
         return f"{response.status_code}, closed {before}, then {self.closed()}"
 
     async def come(self, times: int = 1) -> None:
-        """Begin requests in tasks, each in a scope of its own."""
-
         async def within(scope: anyio.CancelScope) -> str:
             with scope:
                 return await self.get()
@@ -187,7 +181,6 @@ class Scene:
             await turns()
 
     async def end(self) -> str:
-        """Return what becomes of the requests that have come."""
         ended = await asyncio.gather(*self.tasks, return_exceptions=True)
         return "\n".join(one if isinstance(one, str) else type(one).__name__ for one in ended)
 

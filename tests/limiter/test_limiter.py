@@ -509,13 +509,11 @@ class Program:
         return found if isinstance(found, str) else repr(found)
 
     def events(self) -> str:
-        """Return the events since the last look."""
         said = [f"{event.kind}: {event.message}; {dict(event.details)}" for event in self.observer.events]
         self.observer.events.clear()
         return "\n".join(said)
 
     def log(self) -> str:
-        """Return what was logged since the last look."""
         records = [record for record in self.caplog.records if record.name == "slidegate"]
         self.caplog.clear()
         return "\n".join(f"{record.levelname}: {record.getMessage()}" for record in records)

@@ -102,7 +102,6 @@ class Worker:
         return rules_of(self.named)
 
     async def update(self) -> None:
-        """Look, and write, as beside a request."""
         await self.limiter.engine.refresher.refresh()
         await self.limiter.engine.workers.write(30.0)
 
@@ -117,7 +116,6 @@ class Worker:
 
     @property
     def ends_us(self) -> int:
-        """When the first override ends that it knows."""
         return min((one.until_us for one in self.knows.values()), default=0)
 
     async def change(self, name: str, limit: str, seconds: int = 3_600) -> Override:
@@ -130,7 +128,6 @@ class Worker:
 
 
 def limits_of(published: Publication) -> dict[str, tuple[str, bool]]:
-    """Return the limits that a worker has published, by their names, and whether a function returns them."""
     return {one.name: (one.limit, one.by_function) for one in published.rules if one.limit}
 
 
@@ -220,7 +217,6 @@ class Changes(OnALoop):
         return [(*one,) for until_us, *one in others.values() if last_us - until_us < 60 * SECOND_US]
 
     def published(self, one_worker: Worker) -> set[str]:
-        """Return the names of the limits that workers have published."""
         return set(one_worker.began if one_worker.named else ()).union(*(names for _, names in self.others(one_worker)))
 
     def read(self, by: Worker) -> None:

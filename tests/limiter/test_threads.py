@@ -31,8 +31,6 @@ TWICE = ["core/decision.py", "core/reservation.py", "memory/store.py"]
 
 
 class Program:
-    """What two threads do with one limiter, and what they may see."""
-
     numbers = itertools.count()
 
     def __init__(self, limiter: Limiter, clock: FakeClock) -> None:
@@ -74,7 +72,6 @@ class Program:
             self.hit()
 
     def idle(self) -> None:
-        """A hit with another key, which may sweep."""
         self.hit(key="idle")
 
     def other(self) -> None:
@@ -110,7 +107,6 @@ class Program:
         self.unbans[-1] = self.unbans[-1][0], self.step()
 
     def lower(self) -> None:
-        """An operator lowers the amount, and raises it again."""
         overrides = self.limiter.engine.overrides
         for amount in (3, AMOUNT):
             text = f"{amount}/second"

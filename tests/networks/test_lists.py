@@ -37,7 +37,6 @@ def pieces(draw: st.DrawFn) -> list[Network]:
 
 
 def is_too_wide(networks: list[Network], role: str) -> bool:
-    """Return whether a list covers nearly everybody; the networks do not overlap."""
     for version, whole in ANY.items():
         covered = sum(one.num_addresses for one in networks if one.version == version)
         most = whole.num_addresses * 9 / 10 if role == "blocklist" else 2 ** (whole.max_prefixlen - 4)

@@ -90,8 +90,6 @@ PATHS = ("/counts", "/counts", "/exact", "/stream", "/maybe?status=200", "/maybe
 
 
 class Visitors:
-    """Sends requests to a port from many clients."""
-
     def __init__(self, port: int, chance: random.Random) -> None:
         self.answers: list[Answer] = []
         self.cut = self.hung = 0
@@ -251,7 +249,6 @@ def _judge(visitors: Visitors, fleet: Fleet, faults: Counter[str], lag_s: float)
 
 
 def _unseen(answers: list[Answer]) -> set[str]:
-    """Return what the load has to bring about and has not yet."""
     kinds = {200: "admitted", 429: "refused"}
     return {"admitted", "refused", "banned"} - {"banned" if one.banned else kinds.get(one.status) for one in answers}
 

@@ -60,8 +60,6 @@ class Answer(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What a worker said about itself at one moment."""
-
     at_s: float
     rss_mib: float
     tasks: int
@@ -69,7 +67,6 @@ class Sample(NamedTuple):
 
 
 def broken_bounds(answers: Iterable[Answer]) -> list[str]:
-    """Find windows that held more than their limit."""
     spans: dict[tuple[Promise, str], list[tuple[float, float]]] = defaultdict(list)
     for answer in answers:
         for promise in PROMISES:

@@ -25,7 +25,6 @@ Opened: TypeAlias = Callable[..., Any]
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
-    """The kind of the stores in a folder of one kind; other tests are parametrized with it."""
     return request.path.parent.name
 
 

@@ -30,7 +30,6 @@ async def strike(store: Any, policy: BanPolicy, *keys: str, weight: int = 1) -> 
 
 
 async def levels_of(store: Any) -> Any:
-    """Return how many levels a store in memory or in a file keeps."""
     if isinstance(store, MemoryStore):
         return store.bans.rows.level_count()
     return await settle(store._batcher.run(lambda transaction: transaction.ban_rows.level_count(), needs_room=False))
@@ -124,7 +123,6 @@ NETWORKS = ["192.0.2.0/24", "198.51.100.0/25", "2001:db8::/48"]
 
 
 async def views_of_bans(store: Any, subjects: list[str]) -> dict[str, dict[str, bool]]:
-    """Return which of some keys are banned, as each question about them tells it."""
     listed = {ban.key for ban in await active(store)}
     views: dict[str, dict[str, bool]] = {"listed": {key: key in listed for key in subjects}, "found": {}, "refused": {}}
     for key in subjects:

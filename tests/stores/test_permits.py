@@ -67,12 +67,10 @@ def take_now(store: Any, key: str = "ann") -> Any:
 
 
 async def renew(store: Any) -> None:
-    """Renew the lease now, as the store does by itself in time."""
     await settle(store.renew_permits())
 
 
 async def leave(store: Any, *held: Decision) -> list[bool]:
-    """Hand permits back; return which of them the store took."""
     return [await settle(store.refund(each.begin_refund())) for each in held]
 
 

@@ -89,7 +89,6 @@ async def assert_known(limiter: Limiter, clock: FakeClock) -> None:
 
 
 def with_fields(further: dict[str, Any], name: str, stored: bytes) -> bytes:
-    """Return a row as a later version writes it."""
     if b"{" in stored:
         return stored[:8] + json.dumps(json.loads(stored[8:]) | further).encode()
     if name.startswith("s:") and further:  # a level, which has no names

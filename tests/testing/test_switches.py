@@ -173,7 +173,6 @@ def test_the_tests_on_the_page_pass(tmp_path: Path) -> None:
 
 
 def copy_contract(project: Path) -> None:
-    """Copy the contract of stores into the tests of another project."""
     for folder in ("contract", "reference"):
         shutil.copytree(ROOT / "tests" / folder, project / "tests" / folder)
     (project / "tests" / "__init__.py").touch()
@@ -211,7 +210,6 @@ def test_a_test_of_the_copied_contract_that_fails_shows_the_values(tmp_path: Pat
 
 
 def played(drawn: bytes) -> list[str]:
-    """Play drawn choices to a memory store, and return the moves."""
     player = BanPlayer(lambda clock: MemoryStore(clock=clock), Choices(drawn))
     asyncio.run(player.play())
     return player.moves

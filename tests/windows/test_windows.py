@@ -36,7 +36,6 @@ class Plain(Generic[T]):
         self.held: list[tuple[int, T]] = []
 
     def add(self, now_us: int, what: T) -> bool:
-        """Return whether it was accepted."""
         number = now_us // self.slice_us
         if self.newest is not None and number <= self.newest - self.kept:
             self.dropped += 1
@@ -162,7 +161,6 @@ def agrees(summary: MetricSummary, plain: Events, first: int, slices: int) -> No
 
 
 def is_close(read_us: float | None, exact_us: int | None) -> bool:
-    """Tell whether a quantile is as near to the exact one as is promised."""
     if exact_us is None or read_us is None:
         return exact_us is read_us
     if exact_us <= SHORTEST_US:

@@ -41,7 +41,6 @@ def in_another_process(store: LmdbStore, act: Callable[[LmdbStore], object]) -> 
 
 
 def python(code: str, *given: object, before: tuple[str, ...] = ()) -> str:
-    """Run code in a Python of its own, after some imports, and return what it printed."""
     command = [*before, sys.executable, "-c", IMPORTS + textwrap.dedent(code), *map(str, given)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, f"{ended.returncode}: {ended.stderr[-4_000:]}"
@@ -67,7 +66,6 @@ def unshared(*kind: str) -> tuple[str, ...]:
 
 
 def mounted(mount: str) -> tuple[str, ...]:
-    """Return how a command begins that sees something mounted."""
     apart = unshared("--mount")
     if subprocess.run([*apart, "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
@@ -152,7 +150,6 @@ _stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
 
 
 def answer_there(path: str, now_us: int, name: str, arguments: Any) -> Any:
-    """Answer in the other process, from a store that it opens at the first question."""
     if path not in _stores:
         clock = FakeClock()
         _stores[path] = LmdbStore(path, clock=clock, **SMALL), clock

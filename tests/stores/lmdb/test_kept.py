@@ -45,8 +45,6 @@ POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
 
 
 class Machine:
-    """A machine that can be started again, and its stores, which report what happens to them."""
-
     def __init__(self, path: Path, opened: Opened, observer: RecordingObserver, patch: pytest.MonkeyPatch) -> None:
         self.path, self.opened, self.observer, self.patch = path, opened, observer, patch
         self.boot, self.wall, self.stores = "1", FakeClock(10**15), list[Any]()
@@ -276,7 +274,6 @@ def ban(store: Any, *keys: str, length_us: int | None = None) -> None:
 
 
 def opened_kept(machine: Machine) -> Any:
-    """Open the file, as another program would."""
     return lmdb.open(str(machine.path / KEPT), subdir=False, lock=False, max_dbs=4)
 
 
@@ -462,7 +459,6 @@ def test_a_child_that_is_forked_within_a_copy_makes_its_own(machine: Machine, wa
 
 
 def is_index_exact(transaction: Transaction) -> bool:
-    """Return whether each ban with an end, and each level, is in the index once."""
     txn, dbs = transaction.rows.txn, transaction.rows.dbs
     bans, levels, ends = [txn.stat(database)["entries"] for database in (dbs.bans, dbs.levels, dbs.ban_ends)]
     for_ever = sum(read_ban(packed).until_us is None for _, packed in txn.cursor(dbs.bans))

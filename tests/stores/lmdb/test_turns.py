@@ -37,7 +37,6 @@ HANGS_S = 1.0
 
 @contextmanager
 def thread_hangs(store: Any) -> Iterator[None]:
-    """Let a thread hang in its transaction."""
     is_inside, may_go = threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(store._batcher.run, lambda _: (is_inside.set(), may_go.wait(HANGS_S)))
@@ -79,7 +78,6 @@ OF_A_LIMITER: dict[str, Callable[[Limiter], Awaitable[object]]] = {
 
 
 async def in_its_life(ask: Callable[[Limiter], Awaitable[object]], store: Any) -> None:
-    """Ask a limiter that is made for this, and closed afterwards."""
     async with Limiter(LmdbStore(store._env.path, **SMALL), deadline="20ms") as limiter:
         await ask(limiter)
 
@@ -223,7 +221,6 @@ async def test_a_store_that_is_closed_beside_a_thread_that_hangs_closes_its_file
 
 
 async def ask(limiter: Limiter, way: str) -> Decision:
-    """Ask from an event loop, or from a thread without one."""
     if way == "thread":
         return await asyncio.to_thread(limiter.sync.hit, "user:ann", "100/hour")
     return await asyncio.to_thread(anyio.run, limiter.hit, "user:ann", "100/hour", backend=way)  # type: ignore[arg-type]

@@ -218,7 +218,6 @@ def test_windows_go_by_the_monotonic_clock_of_the_system(monkeypatch: pytest.Mon
 
 
 def calls_of(act: Callable[[], object]) -> int:
-    """Return how many functions, of Python and in C, something calls."""
     made = list[bool]()
     sys.setprofile(lambda frame, event, arg: made.append(event in ("call", "c_call")))
     try:

@@ -69,8 +69,6 @@ Act: TypeAlias = Callable[[Deployment], object]
 
 
 def between(begins: Act, ends: Act) -> Fault:
-    """Make a fault of what begins it and what puts it right."""
-
     @asynccontextmanager
     async def fault(deployment: Deployment) -> AsyncIterator[None]:
         await settle(begins(deployment))
@@ -123,7 +121,6 @@ async def busy(deployment: Deployment) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def loading(deployment: Deployment) -> AsyncIterator[None]:
-    """The server has just started, and reads what it saved."""
     deployment.server.command("CONFIG", "SET", "rdbcompression", "no")
     deployment.server.command("DEBUG", "POPULATE", 12_000, "filler", 5_000)
     deployment.server.command("SAVE")

@@ -81,7 +81,6 @@ async def hit(
 
 
 async def struck(store: RedisStore, policy: BanPolicy, key: str) -> int:
-    """Return how many strikes a key has in Redis."""
     fields = await store.batcher().command(store.parts.packing.names_of(key)[1:], b"read_rows")
     (limit,) = policy.strikes.limits
     packed = dict(zip(fields[::2], fields[1::2], strict=True)).get(window_field(policy.strikes, limit), b"")

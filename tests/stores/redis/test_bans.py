@@ -550,7 +550,6 @@ async def nothing_goes_wrong_that_nobody_deals_with() -> AsyncIterator[None]:
 
 
 async def outcome(question: Callable[[], Any]) -> Any:
-    """Return what a question brings, an error of the store included; anything else is raised."""
     async with asyncio.timeout(BOUND_S):
         try:
             answer = question()
@@ -560,7 +559,6 @@ async def outcome(question: Callable[[], Any]) -> Any:
 
 
 def charged(store: RedisStore) -> list[Reservation]:
-    """Return what a decision has charged: a unit and a permit."""
     reservations = reserved((*CHECKS, TAKEN), [(1, 0, 1, 0), (1, 0, 0, 0)], [1, 1])
     reservations[1].holder = store.batcher().permits
     return reservations

@@ -39,7 +39,6 @@ def quoting(command: list[bytes]) -> bytes:
 
 
 async def told(client: Any) -> str:
-    """Return what is told of an error, its traceback too."""
     store = RedisStore(client, timeout="20s")
     try:
         with pytest.raises(StoreUnavailable) as caught:

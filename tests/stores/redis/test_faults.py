@@ -388,8 +388,6 @@ class Load:
         return tasks
 
     async def counted(self, store: RedisStore) -> dict[int, float]:
-        """Return how often each stands in Redis."""
-
         async def times(number: int) -> float:
             if number % 10 == 0:
                 return await struck(store, self.POLICY, f"{number}")
@@ -534,7 +532,6 @@ def with_replica() -> Iterator[RedisCluster]:
 
 
 def home_of(cluster: RedisCluster, prefix: str = "slidegate") -> tuple[int, RedisServer, RedisServer]:
-    """Return the slot of a prefix, its owner, and another master."""
     slot = cluster.slot_of(prefix)
     owner = cluster.owner(slot)
     return slot, owner, next(server for server in cluster.masters if server is not owner)

@@ -73,8 +73,6 @@ PAGE: Final = Path(__file__).resolve().parents[3] / "docs/reference/api.md"
 
 
 class Two:
-    """Two workers, one of which has leased units."""
-
     def __init__(self, one: RedisStore, other: RedisStore) -> None:
         self.one, self.other = one, other
 
@@ -86,12 +84,10 @@ class Two:
         return left(self.one)
 
     async def is_spent(self, checks: Any = WIDE) -> bool:
-        """Return whether the one admits a hit and asks nobody."""
         answer = self.one.hit(checks)
         return isinstance(answer, Decision) and answer.allowed
 
     async def fill(self, checks: Any = WIDE) -> Decision:
-        """Have the other spend what there is; return the refusal."""
         decisions = await asyncio.gather(*(settle(self.other.hit(checks)) for _ in range(400)))  # in one call
         return decisions[-1]
 

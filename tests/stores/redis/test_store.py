@@ -66,15 +66,12 @@ async def workers(server: RedisServer) -> AsyncIterator[list[RedisStore]]:
 
 
 async def counted(server: RedisServer, work: Callable[[], Awaitable[object]]) -> int:
-    """Return how many script calls some work takes."""
     server.command("CONFIG", "RESETSTAT")
     await work()
     return sum(count for name, count in server.calls().items() if name in ("evalsha", "eval"))
 
 
 class AtServer:
-    """Stores at the address of the server that a subclass names."""
-
     running: str
 
     @pytest.fixture(autouse=True)

@@ -126,8 +126,6 @@ class Row(NamedTuple):
 
 
 class Storm:
-    """The workers, and what happens to them."""
-
     def __init__(self, server: RedisServer, folder: Path, seed: int) -> None:
         self.server, self.folder, self.seed, self.rnd = server, folder, seed, random.Random(seed)
         self.prefix = fresh_prefix()
@@ -203,7 +201,6 @@ class Storm:
 
 
 def most(rows: list[Row], window_us: int, begins: Callable[[float], bool] = lambda us: True) -> int:
-    """Return the most hits that were certainly in one window."""
     sure = [(row.from_us, row.to_us) for row in rows if row.to_us - row.from_us < UNSURE_US]
     return most_inside(sure, window_us - 1, begins)[0]
 
@@ -217,7 +214,6 @@ async def weather(server: RedisServer, folder: Path, seconds: float, seed: int) 
     assert [row for row in leased if row.from_us > row.end_us] == [], "units were spent after their slice"
 
     def is_clear(at_us: float) -> bool:
-        """No reset is in the window that begins then, nor a second before it."""
         return not any(began < at_us + WINDOW_US and at_us < ended + WITHIN_US for began, ended in storm.resets)
 
     worst = {key: most(found, WINDOW_US) for key, found in rows.items()}
