@@ -60,7 +60,7 @@ STEPS = {
     "deep": "pytest -m '' --hypothesis-profile=deep -o faulthandler_timeout=3600",
     "bench": "python -m benchmarks",
     "soak": "python -m tests.soak",
-    "faults": "python -m tests.faults",
+    "faults": "pytest -q -s -m '' tests/faults",
     "build": """
         uv build --no-build-isolation --clear --out-dir dist
         twine check --strict dist/*
