@@ -1,4 +1,4 @@
-"""Other processes on the environment of a test, a store that answers from one of them, and what tests look at there."""
+"""Other processes on the environment of a test, and what tests look at there."""
 
 import fcntl
 import itertools
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,9 @@ from typing import Any
 import lmdb
 import pytest
 
-from slidegate import Decision
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.gate import GATE
-from slidegate.testing import FakeClock
 
-from ...contract.player import listed
-from ...remote_stores import RemoteStore
 from ..forked import actor, outcome
 
 SMALL: dict[str, Any] = {"max_map_size": 1 << 22}
@@ -141,55 +136,3 @@ def at_call(number: int) -> Callable[[str], bool]:
     """Let the call of one number fail."""
     calls = itertools.count(1)
     return lambda name: name not in ("abort", "close", "info", "readers") and next(calls) == number
-
-
-HERE_ALONE = ("strike", "ban", "unban", "load")
-"""What emits an event, or takes what cannot be sent."""
-_stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
-"""The stores of the other process, by path."""
-
-
-def answer_there(path: str, now_us: int, name: str, arguments: Any) -> Any:
-    if path not in _stores:
-        clock = FakeClock()
-        _stores[path] = LmdbStore(path, clock=clock, **SMALL), clock
-    store, clock = _stores.pop(path) if name == "close" else _stores[path]
-    clock.set(now_us)
-    if name == "listed":
-        return listed(store)
-    asked: Any = store.bans if name == "find" else store
-    answer = getattr(asked, name)(*arguments)
-    # A pickled decision has nothing to hand back.
-    return (answer, answer.reservations) if isinstance(answer, Decision) else answer
-
-
-class TwoProcesses(RemoteStore):
-    """A store here and one over there, which take turns."""
-
-    def __init__(self, path: str, there: Executor, clock: FakeClock) -> None:
-        super().__init__(inner=LmdbStore(path, clock=clock, **SMALL))
-        self.path, self.there, self.clock, self.calls = path, there, clock, 0
-
-    def ask_there(self, name: str, *arguments: Any) -> Any:
-        return self.there.submit(answer_there, self.path, self.clock.now_us, name, arguments).result()
-
-    def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        name = question.__name__
-        self.calls += name not in HERE_ALONE
-        if name in HERE_ALONE or self.calls % 2:
-            return question(*arguments)
-        answer = self.ask_there(name, *arguments)
-        if name not in ("hit", "peek", "charge"):
-            return answer
-        decision, decision.reservations = answer
-        decision.checks = arguments[0]  # over there the buckets are others
-        for reservation in decision.reservations:
-            reservation.check = decision.checks[reservation.index]
-        return decision
-
-    permits_held: Any = None
-    """A store without permits: a worker renews its own, and here two would have them."""
-
-    def close(self) -> None:
-        self.inner.close()
-        self.ask_there("close")

@@ -1,4 +1,4 @@
-"""The LMDB store: the contract in one process and over two, when a transaction takes place, and operators' commands.
+"""The LMDB store: the contract with one store and with two, when a transaction takes place, and operators' commands.
 
 Several processes are exact together, also when some are killed or stopped.
 """
@@ -14,10 +14,9 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -39,10 +38,11 @@ from ...contract.player import listed, settle
 from ...contract.programs import MINUTE_US, SECOND_US
 from ...contract.store_contract import CHECKS, bucket
 from ...hurry import PATIENCE_S, at_once, hurried
+from ...remote_stores import RemoteStore
 from ...virtual_time import VirtualTime, turns
 from ..conftest import Opened
 from ..forked import actor, outcome
-from .processes import SMALL, TwoProcesses, counts_file, gate_held, keys_in, open_files, overwrite, python, unshared
+from .processes import SMALL, counts_file, gate_held, keys_in, open_files, overwrite, python, unshared
 
 
 class InFiles:
@@ -68,15 +68,36 @@ class TestContract(InFiles, StoreContract):
     pass
 
 
-@pytest.mark.usefixtures("fewer_programs")
-class TestContractOverTwoProcesses(InFiles, RandomContract):
-    @pytest.fixture(autouse=True)
-    def _there(self) -> Iterator[None]:
-        with ProcessPoolExecutor(1, get_context("fork")) as self.there:
-            yield
+class TwoStores(RemoteStore):
+    """Two stores at one place, which take turns; what each has read before is as in a process of its own."""
 
+    permits_held: Any = None
+    """A store without permits: a worker renews its own, and here two would have them."""
+
+    def __init__(self, path: str, clock: FakeClock) -> None:
+        self.both = [LmdbStore(path, clock=clock, **SMALL) for _ in "12"]
+        self.turns = itertools.cycle(self.both)
+        super().__init__(inner=self.both[0])
+
+    def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        store: Any = next(self.turns)
+        if question == self.bans.listed:
+            return listed(store)
+        return getattr(store.bans if question.__self__ is self.inner.bans else store, question.__name__)(*arguments)
+
+    def observe(self, observer: Any) -> None:
+        for store in self.both:
+            store.observe(observer)
+
+    def close(self) -> None:
+        for store in self.both:
+            store.close()
+
+
+@pytest.mark.usefixtures("fewer_programs")
+class TestContractOverTwoStores(InFiles, RandomContract):
     def make_store(self, clock: FakeClock) -> Any:
-        return TwoProcesses(self.new_path(), self.there, clock)
+        return TwoStores(self.new_path(), clock)
 
 
 async def test_what_arrives_in_one_turn_is_one_transaction(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
