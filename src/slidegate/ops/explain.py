@@ -67,7 +67,10 @@ class Facts(NamedTuple):
         """How often it was refused in the last five minutes; empty if statistics know of no refusal."""
         if self.seen is None or not self.seen.refused:
             return ""
-        return f"refusals in the last five minutes: {self.seen.refused:,}, most by {self.seen.rule}"
+        text = f"refusals in the last five minutes: {self.seen.refused:,}, most by {self.seen.rule}"
+        if self.seen.key != self.key:  # its address is counted together with others
+            text += f", of {self.seen.key} as a whole"
+        return text
 
     @property
     def behind(self) -> dict[str, str]:

@@ -24,7 +24,7 @@ from ..core import AnyLimit, Ban, LimitState, Quota, parse_limits
 from ..limiter import Override, PublishedRule
 from .kinds import FUNCTION, Subject, is_operator, ranges_in
 from .published_rules import CALLS, EVERY, where_read
-from .traffic import ClientTraffic
+from .traffic import ClientTraffic, limits_in
 
 WindowPlace: TypeAlias = tuple[str, str, AnyLimit]
 """The key, the bucket and the limit of a window."""
@@ -147,12 +147,12 @@ class FactsOfRules:
             return []
         if not rule.by_function:
             return [(key, rule.bucket, rule.counted_limit(self.change_of(rule)))]
-        limit_texts = ""
+        amounts = ""
         # What an address was last counted by may be a limit for another key, with which a request came.
         if key in self.traffic and not self.subject.among(rule):
-            limit_texts = self.traffic[key].amounts.get(rule.rule, "")
-        texts = [text.rpartition(": ")[2] for text in limit_texts.split("; ")]  # no name of a limit contains a colon
-        return [(key, rule.bucket, _limit_in(text)) for text in texts if "/" in text]  # else it is that of permits
+            amounts = self.traffic[key].amounts.get(rule.rule, "")
+        # Without a slash it is that of permits.
+        return [(key, rule.bucket, _limit_in(text)) for text in limits_in(amounts) if "/" in text]
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 

@@ -22,9 +22,6 @@ EVERY: Final = "every request"
 CALLS: Final = "calls of functions and blocks"
 """In place of its middleware, what a limit of `Limiter.limited` concerns."""
 BY_FUNCTION: Final = "by a function"
-_CLIENT: Final = "client"
-_OF_ROUTE: Final = "per-route "
-"""How the labels of `default_limits` begin."""
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
 
 
@@ -57,7 +54,7 @@ def rule_rows(published: Sequence[Publication]) -> list[RuleRow]:
     rows = [row._replace(workers=some) for row, some in of_workers(published, workers, _rows_in)]
     differing = sorted(row for row in rows if row.workers)
     # How clients are determined is no rule.
-    return differing + [row for row in rows if not row.workers and row.rule != _CLIENT]
+    return differing + [row for row in rows if not row.workers and row.rule != "client"]
 
 
 def _rows_in(rules: Iterable[PublishedRule]) -> Iterator[RuleRow]:
@@ -67,28 +64,27 @@ def _rows_in(rules: Iterable[PublishedRule]) -> Iterator[RuleRow]:
 
 def of_workers(
     published: Iterable[Publication], workers: int, rows_of: Callable[[Any], Iterable[Row]]
-) -> list[tuple[Row, str]]:
-    """Return what workers have, each once, and which of them have it, in words; empty for all.
+) -> Iterator[tuple[Row, str]]:
+    """Yield what workers have, each once, and which of them have it, in words; empty for all.
 
     Args:
         workers: How many workers there are.
         rows_of: Returns what a worker with some rules has; each has the label of its `rule`.
     """
     having = Counter[Row]()
-    # A limit of a route or an endpoint is known from its first request on: only these workers can have it.
+    # A limit of a route, by `default_limits`, or an endpoint is known from its first request on: only these workers can
+    # have it.
     met = Counter[str]()
     for publication in published:
         having.update(dict.fromkeys(rows_of(publication.rules), publication.workers))
-        late = {rule.rule for rule in publication.rules if rule.at_endpoint or rule.rule.startswith(_OF_ROUTE)}
+        late = {rule.rule for rule in publication.rules if rule.at_endpoint or rule.rule.startswith("per-route ")}
         met.update(dict.fromkeys(late, publication.workers))
-    rows = []
     for row, number in having.items():
         of = met.get(row.rule, workers)
         some = ""
         if number != of:
             some = f"in {number} of {of} workers"
-        rows.append((row, some))
-    return rows
+        yield row, some
 
 
 def text_of(rule: PublishedRule) -> str:

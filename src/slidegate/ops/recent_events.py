@@ -18,6 +18,7 @@ from .rows import named
 from .traffic import names_of
 
 MAX_ALIKE: Final = 40
+"""How many events of a ring a worker keeps."""
 MAX_MESSAGE: Final = 256
 MAX_DETAIL: Final = 128
 MAX_DETAILS: Final = 8
@@ -73,9 +74,8 @@ class RecentEvents:
 
     def _keep(self, kind: str, message: str, time_us: int, details: Mapping[str, object]) -> None:
         """Keep an event or a refusal for the row of this worker, by the names of `LoggedEvent`."""
-        texts: dict[str, str] = {}
-        for name, value in islice(details.items(), MAX_DETAILS):
-            texts[name] = safe_text(value, is_message=True)[:MAX_DETAIL]
+        some = islice(details.items(), MAX_DETAILS)
+        texts = {name: safe_text(value, is_message=True)[:MAX_DETAIL] for name, value in some}
         entry = {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}
         self._latest.get(kind.replace("shadow_banned", "banned"), self._latest[""]).append(entry)
 

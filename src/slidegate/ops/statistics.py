@@ -267,8 +267,8 @@ class Statistics(Observer):
         """Return the latest events of all workers, the newest first; refusals are among them.
 
         Args:
-            limit: At most how many, 1 to 1,000. Each worker contributes its last 40 refusals, 40 of shadows,
-                40 exceeded limits, 40 bans and 40 others.
+            limit: At most how many, 1 to 1,000. Each worker contributes some dozens of its latest refusals, and as many
+                of shadows, exceeded limits, bans and others.
 
         Raises:
             ConfigurationError: `limit` is out of range.

@@ -255,6 +255,11 @@ def amounts_of(buckets: Iterable[Bucket]) -> dict[str, str]:
     return {label: "; ".join(texts) for label, texts in amounts.items()}
 
 
+def limits_in(amounts: str) -> list[str]:
+    """Return the limits of such a text without their names, which contain neither colon nor semicolon."""
+    return [text.rpartition(": ")[2] for text in amounts.split("; ")]
+
+
 def names_of(outcome: Outcome, refusal: Decision) -> Sequence[str]:
     """Return what refused a request: rules, a list, or a ban by somebody."""
     if refusal.ban is not None:

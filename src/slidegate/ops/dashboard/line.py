@@ -20,7 +20,7 @@ from ...core.addresses import network_of
 from ...core.bans.policy import PRIVATE
 from ..rows import NO_VALUE, share
 from ..statistics import ClientTraffic
-from .texts import count
+from ..traffic import limits_in
 
 MIN_REFUSALS: Final = 20
 """From so many refusals on, one client is named: fewer may be an accident."""
@@ -131,24 +131,22 @@ def line_of(refusals: Refusals) -> Line:
     if refusals.unlisted:
         least = "at least "
     if refusals.whole:
-        texts.append(
-            f"Clients refused: {least}{count(refusals.clients)}, {count(refusals.whole)} times, most by {refusals.rule}"
-        )
+        texts.append(f"Clients refused: {least}{refusals.clients:,}, {refusals.whole:,} times, most by {refusals.rule}")
     unbanned_at_most = refusals.whole + refusals.unlisted
     for row in refusals.rows:
         if not row.is_banned and row.refused > unbanned_at_most / 2 and refusals.whole >= MIN_REFUSALS:
             kind = "one"
             client = row
-            texts = [f"{row.key} has {share(row.refused, refusals.whole)} of {count(refusals.whole)} refusals"]
+            texts = [f"{row.key} has {share(row.refused, refusals.whole)} of {refusals.whole:,} refusals"]
             if row.caution:
                 texts.append(f"look first: {row.caution}")
                 actions.append("change")
             elif row.refused > NEARLY_ALL * unbanned_at_most:
                 actions.insert(0, "ban")
     if refusals.banned:
-        texts.append(f"Banned clients: {least}{count(refusals.banned)}, refused {count(refusals.of_banned)} times")
+        texts.append(f"Banned clients: {least}{refusals.banned:,}, refused {refusals.of_banned:,} times")
     if refusals.unlisted:
-        texts.append(f"Not listed: {count(refusals.unlisted)} refusals")
+        texts.append(f"Not listed: {refusals.unlisted:,} refusals")
     if not texts:
         return Line("calm", "Nobody was refused in the last five minutes", refusals)
     return Line(kind, "; ".join(texts), refusals, client, actions)
@@ -164,7 +162,7 @@ def caution_of(client: ClientTraffic, of_everyone: Collection[str], proxies: Col
     limits = client.amounts.get(client.rule, "")
     if not limits:
         return "no limit has refused it most"
-    if " from " in limits:
+    if " from " in " ".join(limits_in(limits)):
         return "it has spent a quota"
     if client.rule in of_everyone:
         return f"{client.rule} counts all clients together"

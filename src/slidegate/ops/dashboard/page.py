@@ -16,6 +16,7 @@ from ... import ConfigurationError, StoreError, __version__
 from ...core import compiled
 from ..kinds import KINDS
 from ..published_rules import check_key, where_banned
+from ..recent_events import MAX_ALIKE
 from ..rows import key_of, share, span
 from ..tasks import together
 from . import texts
@@ -49,6 +50,7 @@ _GLOBALS: Final[dict[str, Any]] = {
     "titles": TITLES,
     "windows": WINDOWS,
     "kinds": KINDS,
+    "kept": MAX_ALIKE,
     "marks": ("ban", "change", "outage", "start"),
     "version": __version__,
     "compiled": compiled,

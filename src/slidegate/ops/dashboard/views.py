@@ -23,10 +23,17 @@ MAX_ROWS: Final = 50
 MAX_RULES: Final = 200
 MANY: Final = 10
 """From so many of a kind on, what happened is in one row."""
-_BY_HAND: Final = ("unbanned", "limit_overridden", "limit_restored", "switched_off", "switched_on")
-"""The events of what operators do, which the history has with its author; as it has the bans of level 0."""
-_UNLISTED: Final = ("refused", "shadow_refused", *_BY_HAND)
-"""The events that are not listed. Of refusals clients cause as many as they like."""
+_UNLISTED: Final = (
+    "refused",
+    "shadow_refused",
+    "unbanned",
+    "limit_overridden",
+    "limit_restored",
+    "switched_off",
+    "switched_on",
+)
+"""The events that are not listed: of refusals clients cause as many as they like, and what operators do, as bans of
+level 0, the history has with its author."""
 
 Query: TypeAlias = Mapping[str, str]
 Variables: TypeAlias = dict[str, Any]

@@ -19,11 +19,11 @@ from typing import Any, Final
 from ... import Limit
 from ...core import Reason
 from ...events import Outcome
+from ..slices import MINUTE_US
 from .logs import AccessRecord
 from .replay import Replay
 
 MAX_REFUSED: Final = 10
-MINUTE_US: Final = 60_000_000
 QUANTILES: Final = {"50%": 0.5, "95%": 0.95, "99%": 0.99, "99.9%": 0.999}
 MAX_TRIED: Final = 7
 _ROUND: Final = [0, *(digit * 10**power for power in range(8) for digit in (1, 2, 5))]
@@ -123,8 +123,15 @@ class Simulation:
             requests = None  # it is unknown how many a rule in shadow or a block has matched
             if kind == "limit":
                 requests = row.requests
-            counts = {"requests": requests, "refused": row.refused, "refused_clients": len(row.clients)}
-            rules.append({"rule": name, "kind": kind, **counts})
+            rules.append(
+                {
+                    "rule": name,
+                    "kind": kind,
+                    "requests": requests,
+                    "refused": row.refused,
+                    "refused_clients": len(row.clients),
+                }
+            )
         most_refused = []
         for client, count in self.refused.most_common(MAX_REFUSED):
             most_refused.append({"client": client, "requests": len(self.clients[client]), "refused": count})
