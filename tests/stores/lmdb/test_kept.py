@@ -346,7 +346,7 @@ def exits(*_: Any, **__: Any) -> Any:
     os._exit(9)
 
 
-@pytest.mark.parametrize("at", ["lock", "_write", "unlock", "after _write"])
+@pytest.mark.parametrize("at", ["run_locked", "_write", "after _write", "after run_locked"])
 def test_a_kill_in_a_copy_loses_nothing(machine: Machine, at: str) -> None:
     machine.patch.setattr(kept, "in_background", lambda work: None)  # nobody else copies meanwhile
     store = machine.store()
@@ -499,12 +499,15 @@ class Restarts(BanPlayer):
         """Cut the file off while no thread copies, which would be killed, or delete it."""
         self.moves.append(f"a file of which {size} bytes are left")
         copying = self.store._env.kept
-        until(copying.lock, "nobody copies")
-        if size is None:
-            self.kept.unlink()
-        else:
-            os.truncate(self.kept, size)
-        copying.unlock()
+
+        def cut_off() -> bool:
+            if size is None:
+                self.kept.unlink()
+            else:
+                os.truncate(self.kept, size)
+            return True
+
+        until(lambda: copying.run_locked(cut_off), "nobody copies")
 
     async def _fail(self, change: Callable[[], Any]) -> None:
         """Try a change which cannot be committed, and so is none."""
@@ -667,10 +670,10 @@ def test_where_no_thread_can_be_started_the_next_change_tries_again(
 
 
 def test_a_copy_that_comes_after_the_end_makes_no_file(machine: Machine) -> None:
-    store, is_late, lock = machine.store(), threading.Event(), Kept.lock
+    store, is_late, run_locked = machine.store(), threading.Event(), Kept.run_locked
     with ThreadPoolExecutor(1) as pool:
         with gate.COPY_LOCK.lock:
-            machine.patch.setattr(Kept, "lock", lambda *given: is_late.set() or lock(*given))
+            machine.patch.setattr(Kept, "run_locked", lambda *given: is_late.set() or run_locked(*given))
             copying = pool.submit(store._env.kept.keep, 60.0)
             assert is_late.wait(60)
             store.close()

@@ -143,23 +143,6 @@ async def waited(store: Any) -> Decision:
     return await settle(store.hit(CHECKS))
 
 
-def test_a_question_within_a_transaction_as_of_a_signal_handler_leaves_its_gate_closed(opened: Opened) -> None:
-    asks = list[bool]()
-
-    def clock() -> int:
-        if asks.pop() if asks else False:
-            with pytest.raises(StoreTimeout):
-                store.hit(CHECKS, (), 0.02)
-            with (store._env.path / "gate").open() as gate, pytest.raises(BlockingIOError):
-                fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return 10**15
-
-    store = opened(clock=clock)
-    store.hit(CHECKS)
-    asks.append(True)
-    assert [store.hit(CHECKS, (), 0.02).remaining for _ in range(2)] == [3, 2]
-
-
 def fill(store: Any, keys: Sequence[int], limits: str = "5/hour") -> list[bool]:
     limited = bucket(limits)
     return [bool(store.hit(((limited, f"user:{number:>054}", 1),))) for number in keys]

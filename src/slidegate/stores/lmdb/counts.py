@@ -234,14 +234,8 @@ def open_file(gate: Gate, kept: Kept, options: Options) -> CountsFile | None:
         why = f"was damaged ({error})"
     if not options.create:
         raise StoreUnavailable(f"lmdb: {file} {why or 'does not exist'}; the first worker makes a new one")
-    if not kept.lock():
-        return None
-    try:
-        file.unlink(missing_ok=True)
-        counts = _create(file, gate, options, kept)
-    finally:
-        kept.unlock()
-    if why:
+    counts = kept.run_locked(partial(_create, file, gate, options, kept))
+    if counts is not None and why:
         kept.tell(restarted(f"{file} {why}"))
     return counts
 
@@ -317,6 +311,7 @@ def _create(path: Path, gate: Gate, options: Options, kept: Kept) -> CountsFile:
     Raises:
         OSError: There is too little disk space.
     """
+    path.unlink(missing_ok=True)
     os.close(os.open(path, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600))
     counts = None
     try:

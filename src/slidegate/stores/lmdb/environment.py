@@ -35,12 +35,10 @@ a fork waits for the end of transactions.
 from __future__ import annotations
 
 import fcntl
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from os import PathLike
@@ -81,8 +79,7 @@ _open: Final[dict[Path, Environment]] = {}
 """The environments of this process: one for each path, however many stores use it, because LMDB opens no file twice."""
 _counting: Final = ProcessLock()
 """Held for a moment where a store comes or leaves, which waits for no transaction; within it no other lock is taken."""
-_FOR_EVER_S: Final = -1
-"""How `threading` writes it."""
+_FOR_EVER_S: Final = 1e9  # some thirty years
 
 
 class State(Enum):
@@ -119,7 +116,6 @@ class Environment:
         self._state = State.SHUT
         self._damage = ""  # what LMDB says of a damaged page: the file is deleted before the next transaction
         self._bad_file = b""  # the last file with a bad transaction: after a second one in it, a page counts as damaged
-        self._inside = 0  # the thread that is behind the gate; 0 for none
         self._examine_at_s = 0.0
         self._opening: Future[None] | None = None  # the end of the last thread that opened the files for an event loop
         self._open_again_s = 0.0
@@ -148,21 +144,12 @@ class Environment:
             StoreUnavailable: The files have become unusable, or were replaced.
         """
         restart_if_forked()
-        if self._inside == threading.get_ident():
-            return False  # in a signal handler, whose end would leave the gate in the middle of a transaction
-        try:
-            return THREAD_LOCK.acquire(wait_s) and self._run_locked(work, opens=opens)
-        finally:  # here and not in a function, which a signal handler could end before it begins
-            try:  # noqa: SIM105 - for the same reason
-                THREAD_LOCK.lock.release()
-            except RuntimeError:  # another thread has it
-                pass
+        return THREAD_LOCK.run(wait_s, self._take_turn, work, opens) is True
 
-    def _run_locked(self, work: Callable[[Any], object], *, opens: bool) -> bool:
+    def _take_turn(self, work: Callable[[Any], object], opens: bool) -> bool:
         """Run a transaction under the lock of threads; return False if the files cannot be had now."""
-        self._inside = threading.get_ident()
         try:
-            if not self._enter(opens=opens):
+            if not self._enter(opens):
                 return False
             with self.counts.lmdb.begin(self.counts.dbs.windows, write=True) as txn:
                 work(txn)
@@ -173,7 +160,6 @@ class Environment:
             self.note_failure(error)
             raise
         finally:
-            self._inside = 0
             if self.gate.is_open:
                 fcntl.flock(self.gate.file, fcntl.LOCK_UN)
 
@@ -262,7 +248,7 @@ class Environment:
         if self.options.create and txn.stat(dbs.unkept)["entries"]:
             self.kept.keep_up()
 
-    def _enter(self, *, opens: bool) -> bool:
+    def _enter(self, opens: bool) -> bool:
         """Enter the gate, and open what is not open, on an event loop only if `opens` says so.
 
         Returns:
@@ -386,30 +372,23 @@ class Environment:
         except SlidegateError:  # the disk is full, or a later version has written the file
             pass
         finally:  # also where a signal handler has raised
-            is_closed = closes and self._close_unused(turn_s)
+            is_closed = closes and THREAD_LOCK.run(turn_s, self._close_unused) is True
         return is_closed
 
-    def _close_unused(self, turn_s: float) -> bool:
-        """Close the files for good, unless a store uses them; return False if other threads had their turns so long."""
-        try:
-            if not THREAD_LOCK.lock.acquire(timeout=turn_s):
-                return False
-            with _counting:
-                # A store has come meanwhile, and may have left and closed them.
-                if self.users or self._state is State.CLOSED:
-                    return True
-                del _open[self.path]
-            self.close_files()
-            self._state = State.CLOSED
-            self.kept.is_closed = True
-            return True
-        finally:
-            with suppress(RuntimeError):  # another thread has it
-                THREAD_LOCK.lock.release()
+    def _close_unused(self) -> bool:
+        """Close the files for good, unless a store has come meanwhile; called under the lock of threads."""
+        with _counting:
+            # One that has come may have left and closed them, too.
+            if self.users or self._state is State.CLOSED:
+                return True
+            del _open[self.path]
+        self.close_files()
+        self._state = State.CLOSED
+        self.kept.is_closed = True
+        return True
 
     def close_files(self) -> None:
         """Close what is open, as in a forked child: the gate first, because its parent may be behind it."""
-        self._inside = 0  # a child has none of the threads of its parent
         self._opening = None
         self.gate.close()
         self._shut()

@@ -19,12 +19,17 @@ import re
 import stat
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar, TypeVarTuple
 
 from ...core.errors import ConfigurationError, StoreTimeout, quoted
 from ..shared import on_loop
+
+Args = TypeVarTuple("Args")
+T = TypeVar("T")
 
 GATE: Final = "gate"
 USERS: Final = "users"
@@ -237,9 +242,14 @@ class ThreadLock:
         refused                no other thread acquires it
            |------ 2 ms ------|------------ 48 ms ------------|
 
+    A signal handler runs in the middle of what its thread does, and may raise an error there. So a thread is *inside*
+    from before it acquires the lock until it has released it, and who is inside is refused: a handler would else end
+    what it has interrupted. A thread that comes in does not have the lock, so if it has the lock when it leaves, it has
+    acquired it meanwhile, however it was interrupted. Whose an `RLock` is it knows itself: a note of ours would come a
+    moment after `acquire`, in which a handler may raise.
+
     Attributes:
-        lock: The lock itself, for who does not heed reservations. It can be acquired again by a signal handler, which
-            runs in the middle of what the thread does that holds it.
+        lock: The lock itself, for a fork, which waits for others and may come from a handler.
     """
 
     def __init__(self) -> None:
@@ -248,21 +258,50 @@ class ThreadLock:
     def reset(self) -> None:
         """Make a new lock, in a child of fork, which has none of the threads that may hold the old one."""
         self.lock = threading.RLock()
+        self._inside: set[int] = set()
         self._reserved_by = 0  # a thread
         self._reserved_s = 0.0
 
-    def acquire(self, wait_s: float) -> bool:
-        """Acquire the lock; return False if others hold or reserve it for so long."""
-        if not self._reserved_by and self.lock.acquire(blocking=False):
-            return True
-        until_s = time.monotonic() + wait_s
-        while self._is_reserved_by_another():
+    def run(self, wait_s: float, do: Callable[[*Args], T], *args: *Args) -> T | None:
+        """Call a function under the lock, and return its answer.
+
+        Args:
+            wait_s: How long to wait for other threads; 0 on an event loop.
+            do: Called with `args`.
+            args: Its arguments.
+
+        Returns:
+            None as well if others hold or reserve the lock for so long, or this thread is inside.
+        """
+        thread = threading.get_ident()
+        if thread in self._inside:
+            return None
+        try:
+            self._inside.add(thread)
+            if (not self._reserved_by and self.lock.acquire(blocking=False)) or self._wait(wait_s):
+                return do(*args)
+            return None
+        finally:  # a function of ours for this could be ended before its first line
+            try:
+                self.lock.release()
+            except RuntimeError:  # this thread has not acquired it
+                pass
+            finally:
+                self._inside.discard(thread)
+
+    def _wait(self, wait_s: float) -> bool:
+        """Acquire the lock, for which others are in the way; return False if they are for so long."""
+        thread, until_s = threading.get_ident(), time.monotonic() + wait_s
+        while self._reserved_by not in (0, thread):
+            since_s = time.monotonic() - self._reserved_s
+            if not _RESERVED_FROM_S <= since_s < _RESERVED_UNTIL_S:
+                break
             if time.monotonic() >= until_s:
                 return False
             time.sleep(POLL_S)
         if not self.lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
             return False
-        if self._reserved_by == threading.get_ident():
+        if self._reserved_by == thread:
             self._reserved_by = 0
         return True
 
@@ -271,12 +310,6 @@ class ThreadLock:
         now_s = time.monotonic()
         if not self._reserved_by or now_s - self._reserved_s >= _RESERVED_UNTIL_S:
             self._reserved_by, self._reserved_s = threading.get_ident(), now_s
-
-    def _is_reserved_by_another(self) -> bool:
-        """Return whether a reservation of another thread is in force."""
-        if self._reserved_by in (0, threading.get_ident()):
-            return False
-        return _RESERVED_FROM_S <= time.monotonic() - self._reserved_s < _RESERVED_UNTIL_S
 
 
 def patience_s() -> float:
@@ -302,18 +335,17 @@ THREAD_LOCK: Final = ThreadLock()
 COPY_LOCK: Final = ThreadLock()
 """Held while `kept.mdb` is open: LMDB opens no file twice."""
 
-_fork: Final = threading.local()
-"""Has as `held` the locks that this thread keeps from others over its fork."""
-
 
 def _before_fork() -> None:
     """Wait for the end of a copy and of a transaction."""
-    _fork.held = [each.lock for each in (COPY_LOCK, THREAD_LOCK) if each.lock.acquire(timeout=FORK_S)]
+    for each in (COPY_LOCK, THREAD_LOCK):
+        each.lock.acquire(timeout=FORK_S)
 
 
 def _after_fork() -> None:
-    for lock in _fork.held:
-        lock.release()
+    for each in (COPY_LOCK, THREAD_LOCK):
+        with suppress(RuntimeError):  # others held it for too long, or a signal handler has raised before
+            each.lock.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

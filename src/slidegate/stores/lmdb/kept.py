@@ -32,7 +32,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import lmdb
 from lmdb.verify import VerifyError, verify
@@ -45,6 +45,8 @@ from ...core.store import COMMAND_DEADLINE_S
 from ...core.stored import json_of, readable
 from .gate import COPY_LOCK, OPEN_FLAGS, is_file_at, pause, try_flock
 from .rows import ALL_WINDOWS, BANS, DAMAGE, HEAD, LEVELS, NO_LIFE, WINDOWS, Databases, rows_from
+
+T = TypeVar("T")
 
 KEPT: Final = "kept.mdb"
 VERSION: Final = b"1"
@@ -123,7 +125,7 @@ class Kept:
         self.tell = tell
         self._behind_gate = behind_gate
         self._file = -1
-        self._locked = 0  # how often, by the thread that holds `COPY_LOCK`
+        self._locked_by = 0  # a thread
         self._lmdb: Any = None
         self._throttle = Throttle()
         self._is_due = self._has_copier = False
@@ -169,7 +171,7 @@ class Kept:
         """
         until_s = time.monotonic() + deadline_s
         try:
-            while not self._copy(until_s):
+            while not self.run_locked(partial(self._copy, until_s), until_s - time.monotonic()):
                 pause(until_s, COPY_POLL_S)
         except (lmdb.Error, OSError) as error:
             raise StoreUnavailable(
@@ -182,8 +184,6 @@ class Kept:
 
     def _copy(self, until_s: float) -> bool:
         """Copy what is not kept yet; return False if that has to be tried again."""
-        if not self.lock(until_s - time.monotonic()):
-            return False
         try:
             if not os.fstat(self._file).st_size:  # it was deleted, or set aside
                 self._behind_gate(note_all, until_s)
@@ -196,50 +196,45 @@ class Kept:
         except DAMAGE as error:
             self._set_aside(error)
             return False
-        finally:
-            self.unlock()
 
-    def lock(self, wait_s: float = 0.0) -> bool:
-        """Lock the file, which is made where there is none; return False if another thread or process has it.
+    def run_locked(self, do: Callable[[], T], wait_s: float = 0.0) -> T | None:
+        """Call a function while the file is locked, which is made where there is none, and return its answer.
 
         A thread may lock it again, as where a copy finds that the file of counts has to be created.
 
         Args:
+            do: What to call.
             wait_s: How long to wait for another thread; 0 behind the gate, which that one may want.
+
+        Returns:
+            None as well if another thread or process has it.
 
         Raises:
             OSError: It cannot be opened.
             StoreUnavailable: The environment was closed.
         """
-        if not COPY_LOCK.lock.acquire(timeout=max(wait_s, 0.0)):
-            return False
-        self._locked += 1
-        if self._locked > 1:
-            return True
-        is_ours = False
-        try:
-            if self.is_closed:  # perhaps while this waited: who deletes the directory finds no new file in it
-                raise StoreUnavailable(f"lmdb: {self.path.parent} was closed")
-            self._file = os.open(self.path, OPEN_FLAGS | os.O_CREAT, 0o600)
-            is_ours = try_flock(self._file, fcntl.LOCK_EX) and is_file_at(self._file, self.path)
-            return is_ours
-        finally:
-            if not is_ours:
-                self.unlock()
+        if self._locked_by == threading.get_ident():
+            return do()
+        return COPY_LOCK.run(max(wait_s, 0.0), self._lock_and_run, do)
 
-    def unlock(self) -> None:
-        """Unlock the file, and close it."""
-        self._locked -= 1
-        if not self._locked:
-            file, self._file = self._file, -1
+    def _lock_and_run(self, do: Callable[[], T]) -> T | None:
+        if self.is_closed:  # perhaps while this waited: who deletes the directory finds no new file in it
+            raise StoreUnavailable(f"lmdb: {self.path.parent} was closed")
+        try:
+            self._locked_by = threading.get_ident()
+            self._file = os.open(self.path, OPEN_FLAGS | os.O_CREAT, 0o600)
+            if not try_flock(self._file, fcntl.LOCK_EX) or not is_file_at(self._file, self.path):
+                return None
+            return do()
+        finally:
+            file, self._file, self._locked_by = self._file, -1, 0
             if file >= 0:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked from C may have this descriptor, too
                 os.close(file)
-        COPY_LOCK.lock.release()
 
     def close_in_child(self) -> None:
         """Close what a child has inherited, where its parent could not wait for the end of a copy."""
-        file, self._file, self._locked = self._file, -1, 0
+        file, self._file, self._locked_by = self._file, -1, 0
         self._is_due = self._has_copier = False
         if file >= 0:
             os.close(file)

@@ -1,0 +1,142 @@
+"""Signal handlers, which run in the middle of what a thread does: some ask a store, and some raise an error."""
+
+import fcntl
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from slidegate.core import StoreTimeout
+from slidegate.stores.lmdb import LmdbStore, batching, gate
+
+from ...contract.store_contract import CHECKS, HOUR_US
+from ...hurry import PATIENCE_S
+from ..conftest import Opened
+from ..forked import fork
+from .processes import SMALL
+
+
+def is_gate_free(store: Any) -> bool:
+    """Return whether another process could go behind the gate."""
+    with (store._env.path / "gate").open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+@pytest.mark.parametrize("asked", ["store", "elsewhere"])
+@pytest.mark.parametrize("is_reserved", [False, True])
+def test_a_handler_that_asks_within_a_turn_gets_none_and_ends_none(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, asked: str, is_reserved: bool
+) -> None:
+    """Whichever store it asks, and although an event loop has reserved the next turn."""
+    monkeypatch.setattr(batching, "WAIT_S", 0.02)
+    monkeypatch.setattr(gate, "_RESERVED_FROM_S", 0.0)
+    monkeypatch.setattr(gate, "_RESERVED_UNTIL_S", 60.0)
+    within = list[bool]()
+
+    def clock() -> int:
+        if within:
+            signal.raise_signal(signal.SIGUSR1)
+        return 10**15
+
+    def ask(*_: object) -> None:
+        within.clear()
+        if is_reserved:
+            another.submit(gate.THREAD_LOCK.reserve).result()
+        with pytest.raises(StoreTimeout):
+            stores[asked].hit(CHECKS, (), 0.02)
+        with pytest.raises(StoreTimeout):
+            another.submit(store.hit, CHECKS, (), 0.02).result()
+        assert not is_gate_free(store)
+
+    stores = {name: opened(name, clock=clock) for name in ("store", "elsewhere")}
+    store, before = stores["store"], signal.signal(signal.SIGUSR1, ask)
+    within.append(True)
+    with ThreadPoolExecutor(1) as another:
+        assert store.hit(CHECKS).remaining == 4
+        assert another.submit(store.hit, CHECKS).result().remaining == 3
+    signal.signal(signal.SIGUSR1, before)
+    assert is_gate_free(store)
+
+
+class Interrupt(Exception):
+    """What a signal handler raises, such as a timeout by SIGALRM."""
+
+
+def is_interrupted(act: Callable[[], object], number: int) -> bool:
+    """Act until a moment at which the interpreter may call a signal handler, which raises; return whether there is one.
+
+    Such a moment is where a function begins, or where one that is written in C has returned.
+    """
+    moments = count()
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        is_ours = "slidegate/stores/" in frame.f_code.co_filename
+        if is_ours and event in ("call", "c_return") and next(moments) == number:
+            raise Interrupt
+
+    try:
+        sys.setprofile(interrupt)
+        act()
+    except Interrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return next(moments) > number
+
+
+ACTS: dict[str, Callable[[Any], object]] = {
+    "hit": lambda store: store.hit(CHECKS),
+    "ban": lambda store: store.bans.ban("user:eve", HOUR_US, "why", "ann"),
+    "open and close": lambda store: LmdbStore(store._env.path.with_name("elsewhere"), **SMALL).close(),
+}
+
+
+def answered(store: Any) -> list[Any]:
+    """Return what another thread is answered; not one of a pool, which would wait for ever for a lock that is left."""
+    answers = list[Any]()
+    thread = threading.Thread(target=lambda: answers.extend(act(store) for act in ACTS.values()), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    return answers
+
+
+@pytest.mark.parametrize("name", ACTS)
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # interrupted before its first line
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_wherever_a_handler_raises_the_next_is_answered(store: Any, name: str) -> None:
+    """By any thread, and by another process."""
+    numbers = count()
+    while is_interrupted(partial(ACTS[name], store), next(numbers)):
+        assert len(answered(store)) == len(ACTS)
+        assert is_gate_free(store)
+    assert next(numbers) > 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_handler_that_raises_while_a_fork_waits_for_a_turn_leaves_no_lock_locked(store: Any) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    before, is_over = signal.signal(signal.SIGALRM, interrupt), threading.Event()
+    with ThreadPoolExecutor(1) as another:
+        another.submit(gate.THREAD_LOCK.run, PATIENCE_S, is_over.wait, PATIENCE_S)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        pid = fork()
+        if not pid:
+            os._exit(0)
+        is_over.set()
+    signal.signal(signal.SIGALRM, before)
+    os.waitpid(pid, 0)
+    assert len(answered(store)) == len(ACTS)
