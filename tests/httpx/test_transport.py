@@ -1,6 +1,7 @@
 """Both transports wait for room, charge on sending, pause when servers request it, and send again.
 
-Where a test is not about tasks or threads, it runs with a client that awaits and with one that blocks.
+What waits for a pause holds no connection, and a store that hangs delays a request by its deadline. Where a test is not
+about tasks or threads, it runs with a client that awaits and with one that blocks.
 """
 
 import asyncio
@@ -9,9 +10,9 @@ import pickle
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from inspect import isawaitable
 from itertools import pairwise
@@ -37,11 +38,14 @@ from slidegate.httpx import GITHUB_STATUSES
 from slidegate.limiter.aio import answer_of
 from slidegate.testing import FakeClock, RecordingObserver
 
+from ..redis_servers import AT_REDIS, RedisServer
 from ..virtual_time import VirtualTime, turns
 from .conftest import ASYNC, SYNC, Kind
 
 URL = "http://api.example.com/"
 KEY = "to:api.example.com"
+BOUND_S = 10.0
+"""Far below how long a command of an operator waits, 30 s, and a hung store for an answer of its server."""
 Answer: TypeAlias = tuple[int, Mapping[str, str]]
 
 
@@ -412,6 +416,41 @@ async def test_the_default_transport_sends_over_the_network(kind: Kind) -> None:
         await kind.call(made, "aclose")
 
 
+async def test_while_a_request_waits_for_the_end_of_a_pause_a_pool_of_one_connection_is_free(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the body of the response that asked for it does not come."""
+    monkeypatch.setattr("slidegate._outbound.LOOK_EVERY_S", 0.02)
+    asked, answering = asyncio.Event(), list[Any]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append(asyncio.current_task())
+        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
+            while b"/free" in await reader.readuntil(b"\r\n\r\n") or asked.is_set():
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            writer.write(b"HTTP/1.1 429 Slow\r\nRetry-After: 30\r\nContent-Length: 9\r\n\r\n")
+            asked.set()
+            await reader.read()
+
+    limiter, alone = Limiter(), kind.httpx.Limits(max_connections=1)
+    options: dict[str, Any] = {"limits": "1000/second", "limiter": limiter, "wait": "10m"}
+    options["key"] = lambda request: None if request.url.path == "/free" else "paused"
+    made = kind.client(transport=kind.inner(limits=alone), **options)
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with await asyncio.start_server(answer, sock=listener):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        waiting = asyncio.create_task(kind.call(made, "get", f"{url}/paused"))
+        await asked.wait()
+        assert (await kind.call(made, "get", f"{url}/free")).status_code == 200
+        async with asyncio.timeout(BOUND_S):
+            while not await limiter.unban("to:paused"):  # noqa: ASYNC110 - bans are no event of asyncio
+                await asyncio.sleep(0.01)
+        assert (await waiting).status_code == 200
+        await kind.call(made, "aclose")
+        await asyncio.gather(*answering)
+        await asyncio.sleep(0)  # a transport closes its socket in the next turn
+
+
 async def test_a_request_that_is_not_sent_is_a_pool_timeout_that_can_be_copied_and_pickled(kind: Kind) -> None:
     httpx = kind.httpx
     answers = [httpx.Response(429, headers={"Retry-After": "0"}), httpx.Response(200)]
@@ -425,3 +464,61 @@ async def test_a_request_that_is_not_sent_is_a_pool_timeout_that_can_be_copied_a
         assert (str(error), error.key) == (str(original), "to:api.example.com")
         assert error.retry_after_us == original.retry_after_us
         assert error.request.url == URL
+
+
+# -- stores that hang --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def hung(kind: str, path: Path, **options: Any) -> Iterator[Limiter]:
+    """Give a limiter whose store has answered and now hangs: its server, or another process that holds its files."""
+    if kind == "redis":
+        with RedisServer() as server:
+            limiter = Limiter.from_url(f"{server.url}?timeout=20s", **options)
+            assert limiter.sync.hit("k", "5/minute")
+            server.pause()
+            yield limiter
+            server.resume()
+            limiter.sync.close()
+        return
+    fcntl = pytest.importorskip("fcntl")
+    limiter = Limiter.from_url(f"lmdb://{path}/store", **options)
+    assert limiter.sync.hit("k", "5/minute")
+    with (path / "store" / "gate").open("rb") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        yield limiter
+    limiter.sync.close()
+
+
+@contextmanager
+def getting(kind: Kind, limiter: Limiter) -> Iterator[Callable[[], Any]]:
+    """Give what sends a request by a client of a kind, whose server asks for a pause, and waits for the response."""
+    answering = kind.httpx.MockTransport(lambda request: kind.httpx.Response(429, headers={"Retry-After": "60"}))
+    client = kind.client(limits="9/hour", limiter=limiter, transport=answering)
+    if kind.is_sync:
+        with client:
+            yield lambda: client.get("http://api.example.com/")
+        return
+    with asyncio.Runner() as runner:
+        yield lambda: runner.run(client.get("http://api.example.com/"))
+        runner.run(client.aclose())
+
+
+@pytest.mark.parametrize("store", ["lmdb", AT_REDIS])
+@pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
+def test_a_pause_that_cannot_be_stored_delays_a_response_by_the_deadline(
+    kind: Kind, store: str, on_error: str, tmp_path: Path
+) -> None:
+    """With "local" this process observes it."""
+    observer = RecordingObserver(without=["refused"])
+    with hung(store, tmp_path, on_error=on_error, observers=[observer]) as limiter, getting(kind, limiter) as get:
+        began_s = monotonic()
+        if on_error != "deny":
+            assert get().status_code == 429
+        if on_error != "allow":
+            with pytest.raises(kind.limited.TurnTimeout, match={"local": "banned", "deny": "unavailable"}[on_error]):
+                get()
+        assert monotonic() - began_s < BOUND_S
+    told = [event.message for event in observer.events if event.kind == "pause_unshared"]
+    unshared = "'to:api.example.com' requested a pause of 60 s, which is not observed: "
+    assert told == ([f"{unshared}StoreUnavailable('the store did not answer')"] if on_error == "allow" else [])
