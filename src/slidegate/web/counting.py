@@ -184,6 +184,7 @@ class Counting:
             if refuses:
                 label = bound.rule.label
                 key = checks[0][1]
-                message = f"rule {label!r} would have refused {key}"
-                self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
+                self._engine.emit(
+                    Event("shadow_refused", f"rule {label!r} would have refused {key}", {"rule": label, "key": key})
+                )
                 self._engine.observers.report_exceeded(decision, self._engine.monotonic_us())

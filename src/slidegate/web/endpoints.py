@@ -36,7 +36,7 @@ from .refusals import Answer, close_of, takes_answer
 from .routes import MountedRoute, attribute_of
 from .rule_set import EXEMPT_MARK
 from .rules import Limits, LimitsFunction, Rule, method_of
-from .visit import Visit, active_visit_of, visit_of
+from .visit import STARTS, Visit, active_visit_of, visit_of
 
 _MEMO_ALIKE: Final = 256  # limits that are found by what they count, for requests that make limits for themselves
 
@@ -189,7 +189,8 @@ class RateLimit:
         Raises:
             RateLimitExceeded: The limit is exceeded. It is `starlette.exceptions.WebSocketException` for a websocket
                 that was accepted before, and for one whose server cannot send an answer before.
-            ConfigurationError: There is no middleware around the endpoint.
+            ConfigurationError: There is no middleware around the endpoint; or it has counted this websocket before, of
+                which it counts no messages.
         """
         scope = getattr(connection, "scope", {})  # `active_visit_of` raises for what is no request
         visit: Visit | None = scope.get(KEY)
@@ -218,6 +219,12 @@ class RateLimit:
                 visit.effects = [*visit.effects, *plan.effects]
         elif visit.refusal is not None:  # a refusal that was caught; otherwise what counts nothing is no decision
             visit.add(decision)
+        elif decision is plan.verdict and plan.is_direct and visit.status == STARTS["websocket.accept"]:
+            # It was counted before: who checks each message would let all of them pass.
+            raise ConfigurationError(
+                "RateLimit: it has counted this websocket, each of which it counts once; for each message write "
+                'RateLimitMiddleware(..., messages=MessageLimits("10/second")), or await limiter.hit(...)'
+            )
         if plan.is_followed:
             policy.engine.reservations.open(decision, plan.reserving)
             if plan.shadows:

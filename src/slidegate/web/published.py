@@ -77,9 +77,13 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
         return
     about |= {"bucket": bound.identity, "wait_us": rule.wait_us, **_key_of(rule.key, policy)}
     for bucket, cost in bound.charges:  # a request takes one permit, whatever it costs
-        by_function = rule.cost_function is not None and not bucket.is_permit
-        leased = policy.limiter.store.leases_units and bucket.may_be_leased
-        yield from rules_of(bound.named_of(bucket), cost=cost, cost_by_function=by_function, leased=leased, **about)
+        yield from rules_of(
+            bound.named_of(bucket),
+            cost=cost,
+            cost_by_function=rule.cost_function is not None and not bucket.is_permit,
+            leased=policy.limiter.store.leases_units and bucket.may_be_leased,
+            **about,
+        )
 
 
 def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:

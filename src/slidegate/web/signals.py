@@ -132,10 +132,7 @@ class Signals:
 
         Always the same object for the same subjects and keys: stores remember by its identity that no ban concerns it.
         """
-        others: list[str] = []
-        for key in keys:
-            if key not in subjects:
-                others.append(key)
+        others = [key for key in keys if key not in subjects]
         if not others:
             return subjects
         memo_key = (id(subjects), *others)
@@ -197,8 +194,8 @@ class Signals:
         if not decision.readings or decision.at_least_us:  # no limit refuses it, or only what others may hand back
             return
         bans = await self.strike_quietly(visit, self.by_refusal, scope)
-        lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
-        decision.at_least_us = max(lengths, default=0)  # so that Retry-After includes the ban
+        # So that Retry-After includes the ban.
+        decision.at_least_us = max([ban.until_us - ban.since_us for ban in bans if ban.until_us is not None], default=0)
 
     async def strike_quietly(self, visit: Visit, signals: Sequence[Signal], scope: Scope) -> list[Ban]:
         """Strike for an answer that is decided: a store that fails does not change it."""
