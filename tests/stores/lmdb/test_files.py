@@ -26,7 +26,7 @@ import pytest
 
 from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
-from slidegate.stores.lmdb import LmdbStore, gate, kept, rows
+from slidegate.stores.lmdb import LmdbStore, environment, gate, kept, rows
 from slidegate.stores.lmdb.counts import takes_space
 from slidegate.stores.lmdb.gate import WAIT_S
 from slidegate.testing import RecordingObserver
@@ -395,6 +395,24 @@ def test_an_error_of_one_worker_keeps_counts(store: Any, observer: RecordingObse
     in_another_process(store, lambda own: own.hit(CHECKS))
     assert store.hit(CHECKS).remaining == 1
     assert "counts_restarted" not in observer.kinds
+
+
+@pytest.mark.parametrize(("waits_s", "restarts"), [(590, 1), (610, 0)])
+def test_of_two_bad_transactions_the_second_is_damage_if_it_comes_within_ten_minutes(
+    store: Any, observer: RecordingObserver, monkeypatch: pytest.MonkeyPatch, waits_s: int, restarts: int
+) -> None:
+    """Else an accident of weeks ago would cost the whole host its counts at the next one."""
+    ahead_s = 0
+    monkeypatch.setattr(environment, "time", Mock(monotonic=lambda: time.monotonic() + ahead_s))
+    for _ in range(2):
+        counts, inner = store._env.counts, store._env.counts.lmdb
+        counts.lmdb = Faulty(inner, lmdb.BadTxnError("as a fault"), "begin".__eq__)
+        with pytest.raises(StoreUnavailable, match="as a fault"):
+            store.hit(CHECKS)
+        counts.lmdb = inner
+        ahead_s += waits_s
+        store.hit(CHECKS)
+    assert observer.kinds == ["counts_restarted"] * restarts
 
 
 def test_an_error_that_threads_meet_at_once_keeps_counts(

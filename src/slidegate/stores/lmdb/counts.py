@@ -99,7 +99,6 @@ class CountsFile:
 
     Attributes:
         check_from: The id of the transaction in which `check` has to be called next.
-        identity: What no other file has.
         lmdb: LMDB's environment.
         room: What there is no room for.
         size: The size of the map, in bytes.
@@ -126,7 +125,6 @@ class CountsFile:
             os.close(self._file)
             raise
         self.dbs: Databases
-        self.identity = identity_of(self._file)
         self._page_bytes = int(self.lmdb.stat()["psize"])
         self.size = int(self.lmdb.info()["map_size"])
         self._lead = min(LEAD, self.size // 4)

@@ -72,6 +72,7 @@ from .rows import DAMAGE, Databases, Unfinished
 T = TypeVar("T")
 
 EXAMINE_EVERY_S: Final = 1.0
+BAD_AGAIN_S: Final = 600.0
 NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError, lmdb.DiskError)
 """Errors of LMDB after which it goes on."""
 
@@ -115,7 +116,7 @@ class Environment:
         self.counts: CountsFile
         self._state = State.SHUT
         self._damage = ""  # what LMDB says of a damaged page: the file is deleted before the next transaction
-        self._bad_file = b""  # the last file with a bad transaction: after a second one in it, a page counts as damaged
+        self._bad_until_s = 0.0  # until then another bad transaction counts as a damaged page
         self._examine_at_s = 0.0
         self._opening: Future[None] | None = None  # the end of the last thread that opened the files for an event loop
         self._open_again_s = 0.0
@@ -188,9 +189,11 @@ class Environment:
         self._state = State.FAILED
         is_damaged = isinstance(error, DAMAGE)
         if isinstance(error, lmdb.BadTxnError):
-            # A page that cannot be read makes transactions bad, also after the file was opened again.
-            is_damaged = self._bad_file == self.counts.identity
-            self._bad_file = self.counts.identity
+            # A page that cannot be read makes transactions bad again and again. One that is bad may have another cause,
+            # and what is deleted with a damaged file are the counts of the whole host.
+            now_s = time.monotonic()
+            is_damaged = now_s < self._bad_until_s
+            self._bad_until_s = now_s + BAD_AGAIN_S
         if is_damaged:
             self._damage = str(error)
 
@@ -215,7 +218,7 @@ class Environment:
         answers: list[T] = []
         try:
             while not answers:
-                wait_s = min(max(until_s - time.monotonic(), 0.0), WAIT_S)
+                wait_s = min(until_s - time.monotonic(), WAIT_S)
                 if not self.run(lambda txn: answers.append(work(txn, self.counts.dbs)), wait_s, opens=True):
                     if self._state is State.CLOSED:
                         raise StoreUnavailable(f"lmdb: {self.path} was closed")
@@ -321,6 +324,7 @@ class Environment:
         # it again.
         if self._damage and self.options.create and self.counts.is_in_place():
             self.counts.path.unlink(missing_ok=True)
+            self._bad_until_s = 0.0
             self.pending_events.append(restarted(f"{self.counts.path} was damaged ({self._damage})"))
         self._shut()
         check_directory(self.path, create=False)  # LMDB would read a FIFO for ever, and keep all threads from running

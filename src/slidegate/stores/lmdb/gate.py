@@ -266,7 +266,7 @@ class ThreadLock:
         """Call a function under the lock, and return its answer.
 
         Args:
-            wait_s: How long to wait for other threads; 0 on an event loop.
+            wait_s: How long to wait for other threads; 0 on an event loop, or less where it is late.
             do: Called with `args`.
             args: Its arguments.
 

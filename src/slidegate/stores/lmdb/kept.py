@@ -215,7 +215,7 @@ class Kept:
         """
         if self._locked_by == threading.get_ident():
             return do()
-        return COPY_LOCK.run(max(wait_s, 0.0), self._lock_and_run, do)
+        return COPY_LOCK.run(wait_s, self._lock_and_run, do)
 
     def _lock_and_run(self, do: Callable[[], T]) -> T | None:
         if self.is_closed:  # perhaps while this waited: who deletes the directory finds no new file in it
