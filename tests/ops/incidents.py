@@ -327,6 +327,11 @@ class Incident:
         assert answer.status == 200, answer.body
         return json.loads(answer.body)
 
+    def last_refused_min(self, client: str) -> int:
+        """Return the minute in which the last refusal of a client was written."""
+        written = [pair for app in self.workers for pair in app.seen.written]
+        return max(at_us for at_us, one in written if one.is_refused and one.client == client) // MINUTE_US
+
     def decided(self, minutes: float = inf) -> list[Decided]:
         """Return what was written in the last full minutes and the running one."""
         first = self.clock.now_us // MINUTE_US - minutes

@@ -24,7 +24,7 @@ from slidegate.testing import limits_clock
 
 from ..asgi import call
 from ..web.middlewares import FollowedFiles
-from .incidents import Decided, Incident
+from .incidents import MINUTE_US, Decided, Incident
 
 NONE = "\u2013"
 
@@ -262,14 +262,16 @@ async def check_changes(incident: Incident) -> None:
     assert [row[:2] for row in table(lines, "Changes in force", "Limit |")] == [[*one[:2]] for one in changes]
 
 
-def check_buttons(buttons: str, summary: Any, truth: Truth) -> None:
+def check_buttons(buttons: str, summary: Any, truth: Truth, incident: Incident) -> None:
     """Check why to look at a client first, and that Ban is offered of one address, alone, with nearly all refusals."""
     whole, may_ban = len([one for one in truth.refused if one.client not in truth.banned]), False
     for row in (rows := summary["refusals"]["rows"]):
         own, rule = truth.clients[row["key"]], row["rule"]
         keys = {key for one in own for decision in one.outcome.decisions for _, key, _ in decision.checks}
         people = [key for key in keys if key.startswith(("header:", "query:", "tenant:"))]
+        ago_min = incident.clock.now_us // MINUTE_US - incident.last_refused_min(row["key"])
         reasons = {
+            f"its last listed refusals are about {ago_min} min old": ago_min > 1,
             "no limit has refused it most": rule in ("blocklist", "old", "closed") or rule.startswith("ban by "),
             "it has spent a quota": rule == "exports",
             f"{rule} counts all clients together": rule in ("all exports", "filed"),
@@ -277,7 +279,8 @@ def check_buttons(buttons: str, summary: Any, truth: Truth) -> None:
             "all addresses of this network are counted together": row["key"].endswith("/28"),
         }
         true = [text for text, holds in reasons.items() if holds] or [""]
-        assert row["caution"] == true[0] or (truth.is_cut and row["caution"] in ("", *true)), row
+        is_told = row["caution"] in ("", *true) or "min old" in row["caution"]
+        assert row["caution"] == true[0] or (truth.is_cut and is_told), row
         gone = sum(one.is_refused for one in own)
         assert row["refused"] == gone or truth.is_cut
         may_ban |= whole >= 20 and gone > 0.9 * whole and true == [""] and row["key"] not in truth.banned
@@ -296,7 +299,7 @@ async def check_statistics(incident: Incident, truth: Truth) -> None:
     assert {name: answer["total"][name] for name in expected} == expected
     assert {name: sum(step[name] for step in answer["steps"]) for name in expected} == expected
     if summary["refusals"]:
-        check_buttons(" ".join((await incident.page(""))[1:4]), summary, truth)
+        check_buttons(" ".join((await incident.page(""))[1:4]), summary, truth, incident)
 
 
 def explained(limiter: Limiter, key: str) -> tuple[int, list[str]]:

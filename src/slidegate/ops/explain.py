@@ -167,8 +167,11 @@ async def facts_in(
     if events is None:
         left_out.insert(0, "refusals, as no worker has written statistics within five minutes")
     else:
-        own_events = [event for event in events if not keys.isdisjoint(map(event.details.get, SUBJECTS))]
-        refusals = [event for event in own_events if event.kind == "refused"][:MOST_REFUSALS]
+        refusals = [
+            event
+            for event in events
+            if event.kind == "refused" and not keys.isdisjoint(map(event.details.get, SUBJECTS))
+        ][:MOST_REFUSALS]
     seen = traffic.get(subject.key) or traffic.get(client)
     off = maker.changes.get("*")
     return Facts(subject.key, client, own.unix_us, workers, off, rows, refusals, seen, left_out, maker.is_open)

@@ -74,8 +74,9 @@ class RecentEvents:
 
     def _keep(self, kind: str, message: str, time_us: int, details: Mapping[str, object]) -> None:
         """Keep an event or a refusal for the row of this worker, by the names of `LoggedEvent`."""
-        some = islice(details.items(), MAX_DETAILS)
-        texts = {name: safe_text(value, is_message=True)[:MAX_DETAIL] for name, value in some}
+        texts = {
+            name: safe_text(value, is_message=True)[:MAX_DETAIL] for name, value in islice(details.items(), MAX_DETAILS)
+        }
         entry = {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}
         self._latest.get(kind.replace("shadow_banned", "banned"), self._latest[""]).append(entry)
 

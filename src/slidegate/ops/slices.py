@@ -60,7 +60,9 @@ WORKERS: Final = "stats7-workers"
 EVENTS: Final = "stats8-events"
 Name: TypeAlias = tuple[str, int]
 """The kind of a slice and its number: the time when it began, by its length."""
-_FIELDS: Final = tuple(field.name for field in fields(ClientTraffic) if field.name not in ("keys", "groups"))
+_FIELDS: Final = tuple(
+    field.name for field in fields(ClientTraffic) if field.name not in ("keys", "groups", "refused_min_ago")
+)
 
 
 def encoded(value: object) -> bytes:
@@ -158,11 +160,14 @@ class Clients(dict[str, ClientTraffic]):
         """Return the row of a slice."""
         return encoded([_line_of(client, _FIELDS) for client in self.ranking(TOP_CLIENTS).each()])
 
-    def add_row(self, row: bytes) -> None:
-        """Add what is in the row of a slice."""
+    def add_row(self, row: bytes, minutes_ago: int) -> None:
+        """Add what is in the row of a slice, a later one than those before."""
         for line in decoded(row):
-            client = ClientTraffic(**_readable(line, _FIELDS))
-            self[client.key].add(client)
+            later = ClientTraffic(**_readable(line, _FIELDS))
+            client = self[later.key]
+            client.add(later)
+            if later.refused:
+                client.refused_min_ago = minutes_ago
 
 
 class Slices:
@@ -308,8 +313,8 @@ async def read_ranking(limiter: Limiter, kind: str, limit: int, now_us: int) -> 
     last = now_us // step_us
     clients = Clients()
     # In order, because a later row has a later request.
-    for _, _, row in sorted(await limiter.rows(kind, max(last - slice_count + 1, 0), last)):
-        clients.add_row(row)
+    for number, _, row in sorted(await limiter.rows(kind, max(last - slice_count + 1, 0), last)):
+        clients.add_row(row, last - number)
         await pause()
     return clients.ranking(limit)
 

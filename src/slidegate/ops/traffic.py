@@ -197,6 +197,7 @@ class ClientTraffic(RequestCounts):
             is the address of several people.
         keys: The keys of `others`, until `add` makes their digests.
         groups: Its admitted requests by group, until `add` counts them by rule and by route: one look-up a request.
+        refused_min_ago: In which minute the last of its refusals was counted: 0 in the running one, 1 in that before.
     """
 
     key: str = ""
@@ -207,6 +208,7 @@ class ClientTraffic(RequestCounts):
     others: dict[str, int] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)
     groups: defaultdict[Group, int] = field(default_factory=partial(defaultdict, int))
+    refused_min_ago: int = 0
 
     @property
     def requests(self) -> int:

@@ -28,8 +28,6 @@ NEARLY_ALL: Final = 0.9
 """From such a part of the refusals on, a client may be banned at once."""
 MANY_KEYS: Final = 3
 """With so many users, cookies or API keys an address is that of several people."""
-ONE_CLIENT: Final = {4: 1, 6: 2**64}
-"""How many addresses one client has, by their version; a larger network is one of many."""
 MEANWHILE: Final = {
     "local": "each worker counts alone",
     "allow": "requests pass uncounted",
@@ -115,10 +113,9 @@ def refusals_of(rows: Sequence[ClientRow], refused: int) -> Refusals:
     whole = sum(row.refused for row in unbanned)
     of_banned = sum(row.refused for row in rows) - whole
     rule = by_rule.most_common(1)[0][0]
-    banned = len(rows) - len(unbanned)
     # Workers write both counts in two rows: a read between may see a refusal in one of them alone.
     unlisted = max(refused - whole - of_banned, 0)
-    return Refusals(rows, len(unbanned), whole, rule, banned, of_banned, unlisted)
+    return Refusals(rows, len(unbanned), whole, rule, len(rows) - len(unbanned), of_banned, unlisted)
 
 
 def line_of(refusals: Refusals) -> Line:
@@ -153,12 +150,14 @@ def line_of(refusals: Refusals) -> Line:
 
 
 def caution_of(client: ClientTraffic, of_everyone: Collection[str], proxies: Collection[Networks]) -> str:
-    """Return why to look at a client before it is banned; empty for an address, alone, that a limit has refused.
+    """Return why to look at a client before it is banned; empty for an address, alone, that a limit refuses by now.
 
     Args:
         of_everyone: The labels of the rules that count all clients together.
         proxies: The networks of trusted proxies.
     """
+    if client.refused_min_ago > 1:
+        return f"its last listed refusals are about {client.refused_min_ago} min old"
     limits = client.amounts.get(client.rule, "")
     if not limits:
         return "no limit has refused it most"
@@ -172,7 +171,7 @@ def caution_of(client: ClientTraffic, of_everyone: Collection[str], proxies: Col
     if network is None:
         return "it is no address"  # but a key, an operator, or all that come without an address
     version, first, last = network
-    if last - first + 1 > ONE_CLIENT[version]:
+    if last - first >= {4: 1, 6: 2**64}[version]:  # more than one address, or one /64
         return "all addresses of this network are counted together"
     if any(networks.overlaps(version, first, last) for networks in proxies):
         return "it is a trusted proxy"

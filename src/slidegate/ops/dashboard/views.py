@@ -80,10 +80,9 @@ def _members(ranking: Ranking, rule: str, route: str) -> list[tuple[int, int, st
 
 def _shadowed(events: Iterable[LoggedEvent], rule: str) -> list[tuple[str, int]]:
     """Return the keys that a rule in shadow would have refused, and how often, among the latest events."""
-    keys = [
+    return Counter(
         event.details["key"] for event in events if event.kind == "shadow_refused" and event.details["rule"] == rule
-    ]
-    return Counter(keys).most_common(MAX_ROWS)
+    ).most_common(MAX_ROWS)
 
 
 async def clients(service: Service, query: Query) -> Variables:
