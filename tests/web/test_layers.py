@@ -103,6 +103,7 @@ async def test_what_an_endpoint_asks_again_is_one_question_counts_its_status_onc
 
     monkeypatch.setattr(MemoryStore, "hit", counted)
     limit = RateLimit("1000/minute", count_if=lambda status: bool(seen.append(status)) or True, name="one")
+    held = RateLimit(concurrency=1)
 
     async def twice(request: Request) -> Response:
         await limit.check(request)
@@ -112,7 +113,7 @@ async def test_what_an_endpoint_asks_again_is_one_question_counts_its_status_onc
     async def chat(websocket: WebSocket) -> None:
         await websocket.accept()
         for _ in range(200):
-            await limit.check(websocket)
+            await held.check(websocket)
         visit = websocket.scope["slidegate"]
         kept.append(len(visit.effects) + len(visit.own_decisions))
         await websocket.close()

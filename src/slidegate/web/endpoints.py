@@ -219,7 +219,12 @@ class RateLimit:
                 visit.effects = [*visit.effects, *plan.effects]
         elif visit.refusal is not None:  # a refusal that was caught; otherwise what counts nothing is no decision
             visit.add(decision)
-        elif decision is plan.verdict and plan.is_direct and visit.status == STARTS["websocket.accept"]:
+        elif (
+            decision is plan.verdict
+            and plan.is_direct
+            and plan.limiting[0].bucket  # not of permits alone, of which it holds one
+            and visit.status == STARTS["websocket.accept"]
+        ):
             # It was counted before: who checks each message would let all of them pass.
             raise ConfigurationError(
                 "RateLimit: it has counted this websocket, each of which it counts once; for each message write "
