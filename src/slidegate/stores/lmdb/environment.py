@@ -1,35 +1,33 @@
-"""The environment of a directory: the file of this start of the machine, used by one process at a time behind a gate.
+"""The files of a directory, as a process uses them: it opens them, has its turns in them, and closes them.
 
     counts-<layout>-<boot id>.mdb     windows, permits, rows of workers, and the bans in force, see `rows`, `counts`
     kept.mdb                          what survives a restart of the machine, see `kept`
     gate, users                       the locks between processes, see `gate`
 
-Everything happens behind the gate, reads too, so LMDB runs without its own locks and reader slots: nothing of a dead
-process is in the way, and no two processes need to see each other's process ids. The gate is tried and never waited
-for: one stopped process must not block every event loop of the host. Between the threads of a process there is a
-`gate.ThreadLock`: who has it, and the gate, has its turn.
+*A turn* is one transaction of LMDB. A thread has it under the lock of its process's threads (`gate.ThreadLock`), and
+behind the gate, where one process at a time is. Reads have turns, too, so LMDB runs without its own locks and reader
+slots: nothing of a dead process is in the way, and no two processes need to see each other's process ids. The gate is
+tried and never waited for: one stopped process must not block every event loop of the host.
 
-The file of counts is opened and closed in a turn, too::
+*The file of counts* is opened and closed in turns, too, before their transactions::
 
     SHUT ---- opened ----> OPEN ---- LMDB failed in a transaction ----> FAILED
-     ^                      | deleted, replaced,                          | closed; deleted as well
-     |                      | or inherited by a child of fork: closed     | if a page is damaged
+     ^                      | deleted or replaced by somebody,            | closed, and deleted if a page is damaged
+     |                      | or inherited by a child of fork: closed     |
      '----------------------+---------------------------------------------'
 
-    any of them ---- the last store of this process was closed ----> CLOSED
+*The environment* ends when the last store of this process leaves it; one that comes later makes another one::
 
-That ends the environment; a store that comes later to this path makes another one::
+    the last store leaves ----> what is not kept is copied ----> in a turn without a transaction: CLOSED
+                                                                  |
+                                             a store has come meanwhile: all goes on
 
-    the last store leaves ----> what is not kept is copied ----> under the lock of threads ----> CLOSED
-                                                                   |
-                                                   a store has come meanwhile: all goes on
+*An event loop* waits for no disk. Where asyncio runs one, a thread opens the files again, or copies and closes, and
+meanwhile questions find them taken, as behind the gate of another process; only a constructor opens them itself. A
+store that leaves elsewhere copies and closes itself, and if others are in the way for too long, a thread does.
 
-On an event loop of asyncio only a constructor does any of that: a thread opens and fills the file, or copies and
-closes, and meanwhile questions find it taken, as behind the gate of another process. Without such a loop, a store that
-leaves copies and closes itself; if others are in the way for too long, a thread goes on with that.
-
-Neither an environment nor a file lock survives `fork`: a child closes what it has inherited, and opens the files again;
-a fork waits for the end of transactions.
+*A fork* waits for the end of a turn and of a copy. Neither an environment nor a lock of a file survives it: the child
+closes what it has inherited, and opens the files again.
 """
 
 from __future__ import annotations
@@ -93,17 +91,17 @@ class State(Enum):
 
 
 class Environment:
-    """An LMDB environment.
+    """The files of a directory, for all stores of this process that use it.
 
     Args:
-        path: Its directory, without symbolic links.
-        options: The options with which to open it.
+        path: The directory, without symbolic links.
+        options: The options with which to open the files.
 
     Attributes:
         kept: What survives a restart of the machine.
         pending_events: Events to emit; any thread may add some while another one emits them.
         users: How many open stores of this process use it.
-        counts: The file of counts, which a transaction finds open.
+        counts: The file of counts; open if `is_open`, as each transaction finds it.
     """
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -115,30 +113,30 @@ class Environment:
         self.gate = Gate(path, create=options.create)
         self.counts: CountsFile
         self._state = State.SHUT
-        self._damage = ""  # what LMDB says of a damaged page: the file is deleted before the next transaction
+        self._damage = ""  # what LMDB said of a damaged page of a file that has failed
         self._bad_until_s = 0.0  # until then another bad transaction counts as a damaged page
-        self._examine_at_s = 0.0
+        self._examine_at_s = 0.0  # when to look next whether the files are still those at their paths
         self._opening: Future[None] | None = None  # the end of the last thread that opened the files for an event loop
-        self._open_again_s = 0.0
+        self._open_again_s = 0.0  # when another thread may try, if that one could not
 
     @property
     def is_open(self) -> bool:
         """Whether the file of counts can be used."""
         return self._state is State.OPEN
 
-    # -- transactions ------------------------------------------------------------------------------------------------
+    # -- turns ---------------------------------------------------------------------------------------------------------
 
     def run(self, work: Callable[[Any], object], wait_s: float = 0.0, *, opens: bool = False) -> bool:
-        """Run a transaction.
+        """Try to have a turn.
 
         Args:
             work: Called with LMDB's transaction.
             wait_s: How long to wait for other threads of this process; 0 on an event loop.
-            opens: Whether to open the files on an event loop, too.
+            opens: Whether to open the files here, although an event loop runs in this thread.
 
         Returns:
-            False if another thread or process has its turn, a thread opens the files, they were closed, or the
-            transaction needs another turn.
+            False if another thread or process has its turn, this thread is within one, a thread opens the files, they
+            were closed, or the transaction needs another turn.
 
         Raises:
             lmdb.Error: LMDB cannot begin or commit it.
@@ -147,65 +145,8 @@ class Environment:
         restart_if_forked()
         return THREAD_LOCK.run(wait_s, self._take_turn, work, opens) is True
 
-    def _take_turn(self, work: Callable[[Any], object], opens: bool) -> bool:
-        """Run a transaction under the lock of threads; return False if the files cannot be had now."""
-        try:
-            if not self._enter(opens):
-                return False
-            with self.counts.lmdb.begin(self.counts.dbs.windows, write=True) as txn:
-                work(txn)
-            return True
-        except Unfinished:
-            return False
-        except lmdb.Error as error:
-            self.note_failure(error)
-            raise
-        finally:
-            if self.gate.is_open:
-                fcntl.flock(self.gate.file, fcntl.LOCK_UN)
-
-    def check_in_place(self) -> None:
-        """Check within a transaction that others will find what it writes.
-
-        Raises:
-            StoreUnavailable: The files were replaced.
-        """
-        if not self._is_in_place():
-            self._examine_at_s = 0.0  # the next transaction opens those that are there now
-            raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
-
-    def _is_in_place(self) -> bool:
-        """Return whether the open files are still those at their paths."""
-        return self.gate.is_in_place() and self.counts.is_in_place()
-
-    def note_failure(self, error: lmdb.Error) -> None:
-        """Note an error of a transaction; the next one opens the file again. Called under the lock of threads.
-
-        There, because two threads that meet one bad transaction would else find the file damaged.
-        """
-        # Nothing is wrong with the file.
-        if not self.is_open or isinstance(error, NO_ROOM):
-            return
-        self._state = State.FAILED
-        is_damaged = isinstance(error, DAMAGE)
-        if isinstance(error, lmdb.BadTxnError):
-            # A page that cannot be read makes transactions bad again and again. One that is bad may have another cause,
-            # and what is deleted with a damaged file are the counts of the whole host.
-            now_s = time.monotonic()
-            is_damaged = now_s < self._bad_until_s
-            self._bad_until_s = now_s + BAD_AGAIN_S
-        if is_damaged:
-            self._damage = str(error)
-
-    def failure(self, error: Exception) -> StoreUnavailable:
-        """Return the error to raise for one of LMDB or the system."""
-        failed = StoreUnavailable(f"lmdb: {self.path}: {error}")
-        if isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
-            failed.concerns = "request"  # what needs no room goes on
-        return failed
-
     def wait_behind_gate(self, work: Callable[[Any, Databases], T], until_s: float) -> T:
-        """Run a transaction, in a thread that may wait and open the files, and return its answer.
+        """Have a turn, in a thread that may wait for it and open the files, and return the answer.
 
         Args:
             work: Called with LMDB's transaction and the databases.
@@ -227,10 +168,53 @@ class Environment:
             raise self.failure(error) from error
         return answers[0]
 
+    def _take_turn(self, work: Callable[[Any], object], opens: bool) -> bool:
+        """Go behind the gate, and run a transaction, under the lock of threads; return False if that cannot be now."""
+        try:
+            if not self._enter(opens):
+                return False
+            with self.counts.lmdb.begin(self.counts.dbs.windows, write=True) as txn:
+                work(txn)
+            return True
+        except Unfinished:  # nothing was committed
+            return False
+        except lmdb.Error as error:
+            self.note_failure(error)
+            raise
+        finally:  # of who is not behind the gate, this unlocks nothing
+            if self.gate.is_open:
+                fcntl.flock(self.gate.file, fcntl.LOCK_UN)
+
+    def note_failure(self, error: lmdb.Error) -> None:
+        """Note in a turn what it has met; the next one opens the file again.
+
+        Later, two threads that have met the same would take it for two failures.
+        """
+        # There was no room, with which nothing is wrong, or a signal handler has forked, and this is the child.
+        if not self.is_open or isinstance(error, NO_ROOM):
+            return
+        self._state = State.FAILED
+        is_damaged = isinstance(error, DAMAGE)
+        if isinstance(error, lmdb.BadTxnError):
+            # A page that cannot be read makes transactions bad again and again. One that is bad may have another cause,
+            # and what is deleted with a damaged file are the counts of the whole host.
+            now_s = time.monotonic()
+            is_damaged = now_s < self._bad_until_s
+            self._bad_until_s = now_s + BAD_AGAIN_S
+        if is_damaged:
+            self._damage = str(error)
+
+    def failure(self, error: Exception) -> StoreUnavailable:
+        """Return the error to raise for one of LMDB or the system."""
+        failed = StoreUnavailable(f"lmdb: {self.path}: {error}")
+        if isinstance(error, lmdb.DiskError) or getattr(error, "errno", None) in DISK_FULL:
+            failed.concerns = "request"  # what needs no room goes on
+        return failed
+
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open the files; if others stay behind the gate, the first question does that.
+        """Have a first turn, which opens the files; if others have theirs for too long, the first question does that.
 
         Raises:
             ConfigurationError: The files cannot be used; the message names the remedy.
@@ -241,7 +225,7 @@ class Environment:
         except StoreTimeout:
             pass
         except StoreUnavailable as error:
-            # A constructor says what to mend, where questions find no store, see `_enter`.
+            # `_enter` says to questions that there is no store; a constructor says what to mend.
             if self.options.create and isinstance(error.__cause__, ConfigurationError):
                 raise error.__cause__ from None
             raise
@@ -252,7 +236,7 @@ class Environment:
             self.kept.keep_up()
 
     def _enter(self, opens: bool) -> bool:
-        """Enter the gate, and open what is not open, on an event loop only if `opens` says so.
+        """Go behind the gate, with open files; on an event loop they are opened here only if `opens` says so.
 
         Returns:
             False if another process is behind the gate, it was replaced, a thread opens the files, or they were closed.
@@ -263,7 +247,7 @@ class Environment:
         if self._state is State.OPEN:  # `is_open`, without a call in each transaction
             if not self.gate.enter():
                 return False
-            # As nearly always: about once a second is looked whether the files are still those at their paths.
+            # The files are open, as nearly always. About once a second it is looked whether they are in place.
             now_s = time.monotonic()
             if now_s < self._examine_at_s:
                 return True
@@ -272,7 +256,7 @@ class Environment:
                 return True
         if self._state is State.CLOSED:
             return False
-        # They have to be opened, which may take long.
+        # They have to be opened, again or for the first time, which may take long.
         if on_loop() and not opens and self._open_in_thread():
             return False
         try:
@@ -301,7 +285,12 @@ class Environment:
         return self._opening is not None
 
     def _open_files(self) -> bool:
-        """Open what is not open, and close what is not in place; return False if that has to be tried again."""
+        """Close what is not in place or has failed, and open what is not open; return False if a next try has to.
+
+        Raises:
+            ConfigurationError, OSError: The files cannot be used.
+            StoreUnavailable: The options say not to create them.
+        """
         if not self.gate.is_open:
             check_directory(self.path, create=self.options.create)
             self.gate.open()
@@ -313,7 +302,7 @@ class Environment:
         if self.is_open and not self.counts.is_in_place():
             self.pending_events.append(restarted(f"files in {self.path} were deleted or replaced"))
             self._shut()
-        # So was the gate: the next try enters the new one.
+        # The gate was deleted or replaced: the next try enters the new one.
         if not self.gate.is_in_place():
             self._shut()
             self.gate.close()
@@ -337,6 +326,20 @@ class Environment:
         self.counts, self._state = counts, State.OPEN
         return True
 
+    def check_in_place(self) -> None:
+        """Check within a transaction that others will find what it writes.
+
+        Raises:
+            StoreUnavailable: The files were replaced.
+        """
+        if not self._is_in_place():
+            self._examine_at_s = 0.0  # the next transaction opens those that are there now
+            raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
+
+    def _is_in_place(self) -> bool:
+        """Return whether the open files are still those at their paths."""
+        return self.gate.is_in_place() and self.counts.is_in_place()
+
     # -- closing -----------------------------------------------------------------------------------------------------
 
     def leave(self) -> Future[None] | None:
@@ -350,29 +353,30 @@ class Environment:
             if self.users:
                 return None
         # Copying waits for the disk, so asyncio's loop closes here only what is not open, which is not copied.
-        if running_loop() is None or not self.is_open:
-            wait_s = patience_s()
-            if self._copy_and_close(wait_s, wait_s):
-                return None
-        close = partial(self._copy_and_close, COMMAND_DEADLINE_S, _FOR_EVER_S)
-        closing = in_background(close)
+        if (running_loop() is None or not self.is_open) and self._copy_and_close(patience_s(), is_last=False):
+            return None
+        end = partial(self._copy_and_close, COMMAND_DEADLINE_S, is_last=True)
+        closing = in_background(end)
         if closing is None:  # no thread can be started
-            close()
+            end()
         return closing
 
-    def _copy_and_close(self, copy_s: float, turn_s: float) -> bool:
-        """Copy what is not kept yet, and close the files; return False if others were in the way for too long.
+    def _copy_and_close(self, wait_s: float, *, is_last: bool) -> bool:
+        """Copy what is not kept yet, and close the files; return False if others were in the way for so long.
 
         Args:
-            copy_s: How long to wait for others that copy.
-            turn_s: How long to wait for threads that have their turn. If for ever, this is the last try.
+            wait_s: How long to wait for who copies, and then for who has a turn.
+            is_last: Whether nobody tries again: then what cannot be copied is left to another process, and the end of
+                all turns is waited for, because who hangs in one uses the files.
         """
-        closes = True
+        closes, turn_s = True, wait_s
+        if is_last:
+            turn_s = _FOR_EVER_S
         try:
             if self.is_open and self.options.create:
-                self.kept.keep(copy_s)
+                self.kept.keep(wait_s)
         except StoreTimeout:
-            closes = turn_s == _FOR_EVER_S  # the last try leaves the copy to another process
+            closes = is_last
         except SlidegateError:  # the disk is full, or a later version has written the file
             pass
         finally:  # also where a signal handler has raised
@@ -382,7 +386,7 @@ class Environment:
     def _close_unused(self) -> bool:
         """Close the files for good, unless a store has come meanwhile; called under the lock of threads."""
         with _counting:
-            # One that has come may have left and closed them, too.
+            # Who has come goes on with them, or has left again and closed them.
             if self.users or self._state is State.CLOSED:
                 return True
             del _open[self.path]
@@ -392,7 +396,7 @@ class Environment:
         return True
 
     def close_files(self) -> None:
-        """Close what is open, as in a forked child: the gate first, because its parent may be behind it."""
+        """Close what is open; in a child the gate comes first, because its parent may be behind it."""
         self._opening = None
         self.gate.close()
         self._shut()

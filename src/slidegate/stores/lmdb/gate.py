@@ -278,7 +278,7 @@ class ThreadLock:
             return None
         try:
             self._inside.add(thread)
-            if (not self._reserved_by and self.lock.acquire(blocking=False)) or self._wait(wait_s):
+            if (not self._reserved_by and self.lock.acquire(False)) or self._wait(wait_s):
                 return do(*args)
             return None
         finally:  # a function of ours for this could be ended before its first line
@@ -293,10 +293,10 @@ class ThreadLock:
         """Acquire the lock, for which others are in the way; return False if they are for so long."""
         thread, until_s = threading.get_ident(), time.monotonic() + wait_s
         while self._reserved_by not in (0, thread):
-            since_s = time.monotonic() - self._reserved_s
-            if not _RESERVED_FROM_S <= since_s < _RESERVED_UNTIL_S:
+            now_s = time.monotonic()
+            if not _RESERVED_FROM_S <= now_s - self._reserved_s < _RESERVED_UNTIL_S:
                 break
-            if time.monotonic() >= until_s:
+            if now_s >= until_s:
                 return False
             time.sleep(POLL_S)
         if not self.lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
