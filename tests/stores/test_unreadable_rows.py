@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from struct import pack
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -75,6 +76,7 @@ async def all_else_is_as_before(limiter: Limiter, store: Any) -> None:
 @given(row=HEADED, at=st.integers(0, 9))
 @example(row=b"", at=0)
 @example(row=b'{"key": "192.0.2.0/24", "why": 1}', at=0)
+@example(row=b"short", at=4)
 @example(row=b"[5]", at=5)
 async def test_in_lmdb(row: bytes, at: int) -> None:
     with TemporaryDirectory() as path:
@@ -115,18 +117,23 @@ async def prepared(limiter: Limiter, store: Any) -> None:
     await settle(store.bans.load([Ban("192.0.2.77", "why", "ann", 0, now_us, now_us + HOUR_US)]))
 
 
-@given(row=st.one_of(HEADED, ROWS.map((b"\xff" * 8).__add__)), at=st.integers(0, 4))
+@given(row=st.one_of(HEADED, ROWS.map((b"\xff" * 8).__add__)), at=st.integers(0, 6))
 @example(row=b"\xff" * 8 + b'{"key": "192.0.2.0/24", "why": 1}', at=0)
 @example(row=b"short", at=0)
 @example(row=b"short", at=1)
 @example(row=b"\xff" * 8 + b"no ban", at=1)
 @example(row=b"short", at=2)
 @example(row=b"short", at=3)
+@example(row=b"\xff" * 24, at=4)
+@example(row=b"\xff" * 8 + b"5", at=5)
+@example(row=b"\xff" * 8 + b'{"version": 1}\n{', at=5)
 async def test_in_redis(row: bytes, at: int, server: RedisServer) -> None:
     prefix = fresh_prefix()
     store = store_of(server, prefix=prefix)
     async with Limiter(store, deadline="20s", on_error="deny") as limiter:
         await prepared(limiter, store)
+        published = pack(">qqq", await settle(store.shared_rows.time()), 5, 0)  # the text 5
+        await settle(store.shared_rows.write(b"worker55", SharedRow(WORKERS, 0, published, HOUR_US)))
         packing = store.parts.packing
         meta, windows, struck = packing.meta, packing.name_of("user:bob"), packing.names_of("user:carl")[1]
         hash_, field = [
@@ -135,6 +142,8 @@ async def test_in_redis(row: bytes, at: int, server: RedisServer) -> None:
             (struck, digest_of(POLICY.name)),
             (meta + b":rows:" + LIMITS.encode() + b":0", b"x" * 8),
             (meta + b":rows:" + WORKERS.encode() + b":0", b"x" * 8),
+            (meta + b":rows:" + RULES.encode() + b":5", b"x" * 8),
+            (meta + b":rows:" + HISTORY.encode() + b":0", b"x" * 8),
         ][at]
         server.command("HSET", hash_, field, row)
         server.command("HSET", meta, "networks", "another")
@@ -144,23 +153,6 @@ async def test_in_redis(row: bytes, at: int, server: RedisServer) -> None:
                 policy = BanPolicy("9/1m", "1h", name="abuse", shadow=shadow)
                 await settle(worker.store.bans.strike(policy, "user:carl", 1, "why"))
             await all_else_is_as_before(worker, worker.store)
-
-
-@given(value=ROWS, kind=st.sampled_from([LIMITS, WORKERS, HISTORY]))
-@example(value=b"\xff" * 16, kind=WORKERS)
-async def test_in_the_rows_of_workers(value: bytes, kind: str, server: RedisServer) -> None:
-    store = store_of(server, prefix=fresh_prefix())
-    async with Limiter(store, deadline="20s", on_error="deny") as limiter:
-        await prepared(limiter, store)
-        worker = bytes(7) + b"\5" + bytes(8)  # which has published the text 5
-        rows = (
-            SharedRow(kind, 0, value, HOUR_US),
-            SharedRow(RULES, 5, value, HOUR_US),
-            SharedRow(WORKERS, 0, worker, HOUR_US),
-        )
-        for number, written in enumerate(rows):
-            await settle(store.shared_rows.write(bytes([number] * 8), written))
-        await all_else_is_as_before(limiter, store)
 
 
 def test_the_log_names_each_row_once(caplog: pytest.LogCaptureFixture) -> None:
