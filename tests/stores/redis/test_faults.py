@@ -702,11 +702,6 @@ async def test_sentinels_have_no_password_or_one_of_their_own(own: str | None) -
         option = f"?{urlencode({'sentinel_password': own}, quote_via=quote)}" if own else ""
         async with Limiter.from_url(address + option, on_error="deny", deadline="10s") as limiter:
             assert (await limiter.hit("user:ann", "5/minute")).remaining == 4
-        for wrong in {"", "?sentinel_password=wr0ng"} - {option}:
-            async with Limiter.from_url(address + wrong, on_error="deny", deadline="10s") as limiter:
-                with pytest.raises(StoreUnavailable) as caught:
-                    await limiter.ban("user:ann", "1h")
-                assert not any(word in str(caught.value) for word in (own or ":srv", "wr0ng", ":srv@"))
 
 
 @pytest.mark.parametrize("database", [0, 1])
