@@ -16,7 +16,7 @@ from .kinds import EVERYONE, Subject, is_operator
 from .published_rules import EVERY, of_workers, rules_of
 from .recent_events import SUBJECTS, LoggedEvent
 from .rows import as_json, listed, named, seconds, span
-from .slices import CLIENTS, KEYS, MAX_CLIENTS, MINUTE_US, WORKERS, read_events, read_ranking
+from .slices import CLIENTS, KEYS, MAX_CLIENTS, MINUTE_US, TOP_CLIENTS, WORKERS, read_events, read_ranking
 from .traffic import ClientTraffic, Ranking
 
 MOST_EVENTS: Final = 5_000
@@ -39,6 +39,7 @@ class Facts(NamedTuple):
         rows: A row for each limit, list and ban.
         refusals: Its last refusals, the newest first; None if no worker writes statistics.
         seen: What statistics have counted of it in the last five minutes; None if it is not among those listed.
+        is_cut: Whether that is a lower bound, as a worker may have listed some clients or keys only, of more.
         left_out: What could not be read.
         is_open: Whether without that it is not known if the key is refused.
     """
@@ -51,6 +52,7 @@ class Facts(NamedTuple):
     rows: Sequence[Fact]
     refusals: Sequence[LoggedEvent] | None
     seen: ClientTraffic | None
+    is_cut: bool
     left_out: Sequence[str]
     is_open: bool
 
@@ -67,7 +69,10 @@ class Facts(NamedTuple):
         """How often it was refused in the last five minutes; empty if statistics know of no refusal."""
         if self.seen is None or not self.seen.refused:
             return ""
-        text = f"refusals in the last five minutes: {self.seen.refused:,}, most by {self.seen.rule}"
+        least = ""
+        if self.is_cut:
+            least = "at least "
+        text = f"refusals in the last five minutes: {least}{self.seen.refused:,}, most by {self.seen.rule}"
         if self.seen.key != self.key:  # its address is counted together with others
             text += f", of {self.seen.key} as a whole"
         return text
@@ -173,8 +178,9 @@ async def facts_in(
             if event.kind == "refused" and not keys.isdisjoint(map(event.details.get, SUBJECTS))
         ][:MOST_REFUSALS]
     seen = traffic.get(subject.key) or traffic.get(client)
+    is_cut = len(traffic) >= TOP_CLIENTS
     off = maker.changes.get("*")
-    return Facts(subject.key, client, own.unix_us, workers, off, rows, refusals, seen, left_out, maker.is_open)
+    return Facts(subject.key, client, own.unix_us, workers, off, rows, refusals, seen, is_cut, left_out, maker.is_open)
 
 
 def _left_out(maker: FactsOfRules, published: Iterable[Publication], now_us: int) -> list[str]:

@@ -89,8 +89,9 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
             if factory:
                 application = application()
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise click.ClickException(f"{safe_text(name)} cannot be imported from this directory: {reason}") from error
+        raise click.ClickException(
+            f"{safe_text(name)} cannot be imported from this directory: {type(error).__name__}: {one_line(error)}"
+        ) from error
     try:
         signature(application).bind("scope", "receive", "send")
     except TypeError:
@@ -148,16 +149,26 @@ async def _findings_in(app: ASGIApp) -> list[Finding]:
     things = [*applications_in(app), *all_callers()]
     middlewares = dict.fromkeys(thing for thing in things if isinstance(thing, RateLimitMiddleware))
     if not middlewares:
-        advice = 'write app.add_middleware(RateLimitMiddleware, limits="100/minute")'
-        return [Finding("SG201", f"the application has no RateLimitMiddleware, so nothing is limited; {advice}")]
+        return [
+            Finding(
+                "SG201",
+                "the application has no RateLimitMiddleware, so nothing is limited; write "
+                'app.add_middleware(RateLimitMiddleware, limits="100/minute")',
+            )
+        ]
     findings = [finding for middleware in middlewares for finding in middleware.findings]
     limiters = dict.fromkeys(middleware.limiter for middleware in middlewares)
     for thing in things:
         # The module of dashboards needs the extra. Those of other stores see what other limiters count there.
         is_memory = type(thing).__name__ == "Dashboard" and isinstance(thing.limiter.store, MemoryStore)
         if is_memory and thing.limiter not in limiters:
-            text = "a dashboard shows a limiter that no middleware uses, so it shows no requests and changes none"
-            findings.append(Finding("SG203", f"{text}; give it that of RateLimitMiddleware(..., limiter=limiter)"))
+            findings.append(
+                Finding(
+                    "SG203",
+                    "a dashboard shows a limiter that no middleware uses, so it shows no requests and changes none; "
+                    "give it that of RateLimitMiddleware(..., limiter=limiter)",
+                )
+            )
     for middleware in middlewares:
         if type(middleware.limiter.store).__name__ == "LmdbStore":  # its module needs the extra
             _note_what_a_reboot_forgets(middleware)
@@ -204,8 +215,9 @@ def _build(thing: object) -> None:
         except Exception as failure:
             error = failure
     if error is not None:
-        message = f"{type(error).__name__}: {one_line(error)}"
-        raise click.ClickException(f"the middlewares of an application cannot be built: {message}") from error
+        raise click.ClickException(
+            f"the middlewares of an application cannot be built: {type(error).__name__}: {one_line(error)}"
+        ) from error
 
 
 # -- files and stores --------------------------------------------------------------------------------------------------

@@ -199,5 +199,6 @@ def _check_counts(logs: AccessLogs, simulation: Simulation) -> None:
     if records > simulation.requests:
         note(f"{records - simulation.requests:,} records are no HTTP requests, and are not counted")
     if clients == 1 and simulation.requests >= MANY_REQUESTS:
-        client = listed([*simulation.clients])
-        note(f"all requests come from {client}; if that is a proxy, log the address of the client")
+        note(
+            f"all requests come from {listed([*simulation.clients])}; if that is a proxy, log the address of the client"
+        )
