@@ -317,8 +317,9 @@ def _checked_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     if methods is None:
         return None
     if not methods or not all(map(_METHOD.fullmatch, methods)):
-        problem = f'expected a list such as ["GET", "POST"], not {quoted(methods)}; omit it for all methods'
-        raise ConfigurationError(problem, "methods")
+        raise ConfigurationError(
+            f'expected a list such as ["GET", "POST"], not {quoted(methods)}; omit it for all methods', "methods"
+        )
     names = {method.upper() for method in methods}
     if "GET" in names:
         names.add("HEAD")
