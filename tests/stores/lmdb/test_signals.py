@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from types import FrameType
@@ -74,23 +75,26 @@ class Interrupt(Exception):
     """What a signal handler raises, such as a timeout by SIGALRM."""
 
 
-def is_interrupted(act: Callable[[], object], number: int) -> bool:
-    """Act until a moment at which the interpreter may call a signal handler, which raises; return whether there is one.
+def interrupt() -> None:
+    raise Interrupt
+
+
+def is_interrupted(act: Callable[[], object], number: int, handle: Callable[[], object] = interrupt) -> bool:
+    """Act, and handle a signal at one of the moments at which the interpreter may do so; return whether there is one.
 
     Such a moment is where a function begins, or where one that is written in C has returned.
     """
     moments = count()
 
-    def interrupt(frame: FrameType, event: str, _: object) -> None:
+    def look(frame: FrameType, event: str, _: object) -> None:
         is_ours = "slidegate/stores/" in frame.f_code.co_filename
         if is_ours and event in ("call", "c_return") and next(moments) == number:
-            raise Interrupt
+            handle()
 
     try:
-        sys.setprofile(interrupt)
-        act()
-    except Interrupt:
-        return True
+        sys.setprofile(look)
+        with suppress(Interrupt):
+            act()
     finally:
         sys.setprofile(None)
     return next(moments) > number
@@ -124,12 +128,35 @@ def test_wherever_a_handler_raises_the_next_is_answered(store: Any, name: str) -
     assert next(numbers) > 20
 
 
+def test_wherever_a_handler_asks_another_store_it_gives_away_no_turn(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an event loop takes one which has reserved it."""
+    monkeypatch.setattr(batching, "WAIT_S", 0.0)
+    monkeypatch.setattr(gate, "_RESERVED_FROM_S", 0.0)
+
+    def is_free() -> bool:
+        is_acquired = gate.THREAD_LOCK.lock.acquire(blocking=False)
+        if is_acquired:
+            gate.THREAD_LOCK.lock.release()
+        return is_acquired
+
+    def ask() -> None:
+        was_free = another.submit(lambda: gate.THREAD_LOCK.reserve() or is_free()).result()
+        with suppress(StoreTimeout):
+            elsewhere.hit(CHECKS, (), 0.0)
+        assert another.submit(is_free).result() == was_free
+
+    store, elsewhere, numbers = opened(), opened("elsewhere"), count()
+    with ThreadPoolExecutor(1) as another:
+        while is_interrupted(partial(store.hit, CHECKS), next(numbers), ask):
+            pass
+    assert next(numbers) > 20
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_handler_that_raises_while_a_fork_waits_for_a_turn_leaves_no_lock_locked(store: Any) -> None:
-    def interrupt(*_: object) -> None:
-        raise Interrupt
-
-    before, is_over = signal.signal(signal.SIGALRM, interrupt), threading.Event()
+    before, is_over = signal.signal(signal.SIGALRM, lambda *_: interrupt()), threading.Event()
     with ThreadPoolExecutor(1) as another:
         another.submit(gate.THREAD_LOCK.run, PATIENCE_S, is_over.wait, PATIENCE_S)
         signal.setitimer(signal.ITIMER_REAL, 0.05)
