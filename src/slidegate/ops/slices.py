@@ -10,11 +10,12 @@ import json
 import os
 import socket
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from datetime import timedelta
+from functools import cache, partial
 from heapq import nlargest
 from operator import attrgetter
 from threading import Lock
@@ -29,7 +30,7 @@ from ..core.stored import json_of, read_by_name
 from ..windows import ResponseTimes
 from .recent_events import LoggedEvent
 from .tasks import pause, together
-from .traffic import COUNTS, ClientTraffic, Ranking, SeriesName, Stats, Traffic, Worker
+from .traffic import COUNTS, ClientTraffic, Ranking, SeriesName, Stats, Traffic, Worker, amounts_of
 
 MAX_CLIENTS: Final = 1_000
 """With more clients, those with the fewest requests and refusals are forgotten."""
@@ -60,9 +61,7 @@ WORKERS: Final = "stats7-workers"
 EVENTS: Final = "stats8-events"
 Name: TypeAlias = tuple[str, int]
 """The kind of a slice and its number: the time when it began, by its length."""
-_FIELDS: Final = tuple(
-    field.name for field in fields(ClientTraffic) if field.name not in ("keys", "groups", "refused_min_ago")
-)
+_FIELDS: Final = tuple(field.name for field in fields(ClientTraffic) if field.name not in ("keys", "refused_min_ago"))
 
 
 def encoded(value: object) -> bytes:
@@ -126,24 +125,43 @@ class Clients(dict[str, ClientTraffic]):
     """The traffic of each client; or of each key of another kind.
 
     Attributes:
+        admitted: Admitted requests by client and group that `add` counts: most clients need no more in five seconds.
         latest: The row that was made last.
     """
 
     latest = b""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.admitted = defaultdict[str, Any](partial(defaultdict, int))
+
     def __missing__(self, key: str) -> ClientTraffic:
         client = self[key] = ClientTraffic(key=key)
         return client
+
+    def __bool__(self) -> bool:
+        return len(self) + len(self.admitted) > 0
 
     def add(self, other: Clients) -> None:
         """Add what was counted since."""
         for key, client in other.items():
             self[key].add(client)
+        self._add_admitted(other, other.admitted)
         self.forget_rare()
+
+    def _add_admitted(self, other: Clients, keys: Iterable[str]) -> None:
+        amounts = cache(amounts_of)  # they are the same for all clients of a rule
+        for key in keys:
+            for (route, _, *buckets), requests in other.admitted[key].items():
+                self[key].count_passed(route, amounts(*buckets), requests)
 
     def forget_rare(self) -> None:
         """If there are too many, forget those that are neither among the busiest nor among the most refused."""
-        if len(self) > MAX_CLIENTS:
+        if max(len(self), len(self.admitted)) > MAX_CLIENTS:
+            # Those that are known and the busiest of the others: most came once, and would be forgotten again.
+            busiest = nlargest(MAX_CLIENTS // 4, self.admitted, lambda key: sum(self.admitted[key].values()))
+            self._add_admitted(self, {*busiest, *self})
+            self.admitted.clear()
             ranked = self.ranking(MAX_CLIENTS // 4).each()
             self.clear()
             self.update({client.key: client for client in ranked})
@@ -152,9 +170,8 @@ class Clients(dict[str, ClientTraffic]):
         """Return the busiest and those that are refused most."""
         # Sorting is faster than `nlargest` for so many.
         busiest = sorted(self.values(), key=attrgetter("requests"), reverse=True)
-        refused = [client for client in self.values() if client.refused]
-        refused.sort(key=attrgetter("refused"), reverse=True)
-        return Ranking(busiest[:most], refused[:most])
+        refused = sorted(self.values(), key=attrgetter("refused"), reverse=True)
+        return Ranking(busiest[:most], [client for client in refused[:most] if client.refused])
 
     def packed(self) -> bytes:
         """Return the row of a slice."""

@@ -3,25 +3,26 @@
     request --> pending requests --> tally --> current slices --> rows in the store
              1 append            128 at once   every 5 s, by the store's clock
 
-Requests are counted many at a time. An admitted one costs a look-up of its group, and a count of that for its client.
+Requests are counted many at a time. An admitted one costs a count of its group for its client, and nothing of it is an
+object of its own: the traffic of a client is made when it is added to a slice.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ..core import Check, Decision, Reason
 from ..core.addresses import network_of
-from ..core.memo import MEMO_SIZE
 from ..events import Outcome, Passed
 from .kinds import named_kind
 from .metrics import OTHER, status_name
 from .slices import Clients, Series
-from .traffic import Group, SeriesName, Traffic, add_to, amounts_of, names_of
+from .traffic import SeriesName, Traffic, add_to, names_of
 
+Group: TypeAlias = tuple[Any, ...]
+"""What many admitted requests have in common: route, status, and the buckets that counted them."""
 MAX_SERIES: Final = 200
 NO_ROUTE: Final = "(no route)"
 
@@ -53,12 +54,11 @@ class Tally:
         self.series = Series()
         self.clients = Clients()
         self.keys = Clients()
-        self._group_of = lru_cache(MEMO_SIZE)(_group_of)
 
     def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
         refused: list[Outcome] = []
-        clients, group_of = self.clients, self._group_of
+        by_client = self.clients.admitted
         times_us = defaultdict[Group, list[int]](list)
         for request in requests:
             if isinstance(request, Outcome):
@@ -70,23 +70,20 @@ class Tally:
                 request = request.client, checks, request.route, request.duration_us, request.status
             # What all requests of a group have in common is counted below, and what clients have when it is written.
             client, checks, route, time_us, status = request
-            name: tuple[Any, ...] = (route, status)
+            group: Group = (route, status)
             has_keys = False
             for bucket, key, _ in checks:
-                name += (bucket,)
+                group += (bucket,)
                 if key != client:
                     has_keys = True
-            group = group_of(name)
-            if group not in times_us:
-                self._traffic(group.rules, group.route)  # in the order in which they come
             times_us[group].append(time_us)
-            clients[client].groups[group] += 1
+            by_client[client][group] += 1
             if has_keys:
                 self._count_keys(request)
-        for group, times in times_us.items():
-            traffic = self._traffic(group.rules, group.route)
+        for (route, status, *buckets), times in times_us.items():
+            traffic = self._traffic(tuple(dict.fromkeys(bucket.label for bucket in buckets)), route)
             traffic.passed += len(times)
-            traffic.statuses[group.answered] += len(times)
+            traffic.statuses[status_name(status)] += len(times)
             traffic.times.count_all(times)
         self.clients.forget_rare()
         self.keys.forget_rare()
@@ -97,8 +94,7 @@ class Tally:
         client, checks, route, _, status = request
         keys = {key for _, key, _ in checks} - {client, self._everyone}
         for key in keys:
-            name = (route, status, *[bucket for bucket, own, _ in checks if own == key])
-            self.keys[key].groups[self._group_of(name)] += 1
+            self.keys.admitted[key][route, status, *[bucket for bucket, own, _ in checks if own == key]] += 1
         self._note_keys(client, keys)
 
     def _count_outcome(self, outcome: Outcome, checks: Sequence[Check]) -> None:
@@ -149,19 +145,9 @@ class Tally:
     def _traffic(self, rules: tuple[str, ...], route: str) -> Traffic:
         """Return the traffic of some rules and a route; beyond `MAX_SERIES`, that of all others together."""
         name: SeriesName = rules, route
-        traffic = self.series.get(name)
-        if traffic is not None:
-            return traffic
         # Combinations that were there before the last write keep their names.
         if name not in self._names and len(self._names) >= MAX_SERIES:
             name = OTHERS
             self.is_full = True
         self._names.add(name)
         return self.series[name]
-
-
-def _group_of(name: tuple[Any, ...]) -> Group:
-    """Return the group of admitted requests with a route, a status, and the buckets that counted them."""
-    route, status, *buckets = name
-    amounts = amounts_of(buckets)
-    return Group(route, status_name(status), tuple(amounts), amounts)

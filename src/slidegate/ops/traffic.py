@@ -6,14 +6,12 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias
 
 from ..core import Bucket, Decision, Reason
 from ..events import Outcome
 from ..windows import ResponseTimes
 
-T = TypeVar("T")
 SeriesName: TypeAlias = tuple[tuple[str, ...], str]
 """The rules that counted or refused some requests, and their route: empty for refusals before a route was found."""
 
@@ -166,22 +164,6 @@ class Stats(NamedTuple):
             self.routes.setdefault(route, Traffic()).add(traffic)
 
 
-@dataclass(slots=True, eq=False)
-class Group:
-    """The admitted requests of one route, with one answer, that the same buckets have counted.
-
-    Attributes:
-        answered: The name of the status.
-        rules: The names of the rules of the buckets.
-        amounts: Their limits by these names.
-    """
-
-    route: str
-    answered: str
-    rules: tuple[str, ...]
-    amounts: dict[str, str]
-
-
 @dataclass(slots=True)
 class ClientTraffic(RequestCounts):
     """The requests of one client in five minutes; or of one key of another kind, such as a header's value.
@@ -196,7 +178,6 @@ class ClientTraffic(RequestCounts):
         others: Its requests by digests of the users, cookies and API keys with which it came, up to 8: with several it
             is the address of several people.
         keys: The keys of `others`, until `add` makes their digests.
-        groups: Its admitted requests by group, until `add` counts them by rule and by route: one look-up a request.
         refused_min_ago: In which minute the last of its refusals was counted: 0 in the running one, 1 in that before.
     """
 
@@ -207,13 +188,12 @@ class ClientTraffic(RequestCounts):
     routes: dict[str, int] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)
-    groups: defaultdict[Group, int] = field(default_factory=partial(defaultdict, int))
     refused_min_ago: int = 0
 
     @property
     def requests(self) -> int:
         """All requests."""
-        return self.passed + self.refused + self.unavailable + sum(self.groups.values())
+        return self.passed + self.refused + self.unavailable
 
     @property
     def rule(self) -> str:
@@ -229,16 +209,15 @@ class ClientTraffic(RequestCounts):
                 add_to(getattr(self, names), name, requests)
         for key, requests in other.keys.items():
             add_to(self.others, f"{zlib.crc32(key.encode(errors='replace')):08x}", requests)
-        for rule, amounts in other.amounts.items():
-            if rule in self.refused_by:  # without any, no limit has refused it
-                self.amounts[rule] = amounts
-            _put(self.amounts, rule, amounts)
-        for group, requests in other.groups.items():
-            self.passed += requests
-            add_to(self.routes, group.route, requests)
-            for rule, amounts in group.amounts.items():
-                add_to(self.counted_by, rule, requests)
-                _put(self.amounts, rule, amounts)
+        self._keep(other.amounts)
+
+    def count_passed(self, route: str, amounts: dict[str, str], requests: int) -> None:
+        """Count admitted requests to a route, by the rules that have these limits."""
+        self.passed += requests
+        add_to(self.routes, route, requests)
+        for rule in amounts:
+            add_to(self.counted_by, rule, requests)
+        self._keep(amounts)
 
     def count_refused(self, refusal: Decision, names: Iterable[str]) -> None:
         """Count a request that some rules, a list or a ban refused, or that the store did not answer."""
@@ -246,10 +225,16 @@ class ClientTraffic(RequestCounts):
         if refusal.reason is not Reason.UNAVAILABLE:
             for name in names:
                 add_to(self.refused_by, name, 1)
-            self.amounts |= amounts_of(bucket for bucket, _, _ in refusal.checks)
+            self._keep(amounts_of(*[bucket for bucket, _, _ in refusal.checks]))
+
+    def _keep(self, amounts: dict[str, str]) -> None:
+        """Keep the limits of some rules; of one in `refused_by` always, as without any no limit has refused it."""
+        for rule, texts in amounts.items():
+            if rule in self.amounts or rule in self.refused_by or len(self.amounts) < MAX_NAMES:
+                self.amounts[rule] = texts
 
 
-def amounts_of(buckets: Iterable[Bucket]) -> dict[str, str]:
+def amounts_of(*buckets: Bucket) -> dict[str, str]:
     """Return the limits of some buckets by the labels of their rules; a rule has another bucket for its permits."""
     amounts = defaultdict[str, dict[str, None]](dict)
     for bucket in buckets:
@@ -271,12 +256,10 @@ def names_of(outcome: Outcome, refusal: Decision) -> Sequence[str]:
 
 def add_to(counts: dict[str, int], name: str, requests: int) -> None:
     """Add to the counts of one name; of names beyond the first `MAX_NAMES` nothing is counted."""
-    _put(counts, name, counts.get(name, 0) + requests)
-
-
-def _put(values: dict[str, T], name: str, value: T) -> None:
-    if name in values or len(values) < MAX_NAMES:
-        values[name] = value
+    if name in counts:
+        counts[name] += requests
+    elif len(counts) < MAX_NAMES:
+        counts[name] = requests
 
 
 class Ranking(NamedTuple):

@@ -79,9 +79,7 @@ class ResponseTimes:
         if self.min_us is None or shortest_us < self.min_us:
             self.min_us = shortest_us
         self.sum_us += sum(times_us)
-        buckets = self.buckets
-        for bucket in map(_bucket_of, times_us):
-            buckets[bucket] += 1
+        self.buckets.update(map(_bucket_of, times_us))
 
     def add(self, other: ResponseTimes) -> None:
         """Add all times of another histogram."""
