@@ -32,7 +32,7 @@ from slidegate.limiter.rows import HISTORY, MOST
 from slidegate.limiter.workers import WORKERS, Publication, PublishedRule, rules_of
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import PEER, call, hello
+from ..asgi import PEER, call
 from ..contract.programs import SECOND_US
 from ..drawing import examples
 from ..ops.shared_rows import SharedRows, limiter_on
@@ -414,20 +414,6 @@ def test_a_thread_that_looks_looks_for_all_threads(tmp_path: Path, monkeypatch: 
     with limiter.sync:
         assert limiter.sync.hit("k", "5/minute").remaining == 3
     assert looks == [threading.get_ident()]
-
-
-async def test_of_limits_of_one_name_each_amount_is_reported() -> None:
-    """Two middlewares have a rule of one name: these are two limits. Rules of one bucket are one limit."""
-    limiter = Limiter(observers=[observer := RecordingObserver()])
-    apps = [
-        RateLimitMiddleware(hello, limiter=limiter, name=name, rules=[Rule("*", limit, name="api")])
-        for name, limit in (("in", "5/minute"), ("out", "7/minute"), ("out", "7/minute"), ("long", "9/hour"))
-    ]
-    await limiter.override("api", "2/minute", "1h")
-    await limiter.override("api", "3/hour", "1h")
-    reported = [(event.details["was"], event.details["amount"]) for event in observer.events]
-    assert reported == [(5, 2), (7, 2), (2, 5), (2, 7), (9, 3)]
-    assert len(apps) == 4, "limiters refer weakly to middlewares"
 
 
 @pytest.mark.parametrize("still_reads", [False, True])
