@@ -9,10 +9,12 @@ import ssl
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
@@ -27,8 +29,8 @@ from slidegate.stores.redis.link import DEPTH, IDLE_S, KeysApart, Link
 from ... import redis_servers
 from ...contract.store_contract import bucket
 from ...fault_proxy import Fate, FaultProxy
-from ...redis_servers import HOST, RedisCluster, RedisServer, Sentinel, make_certificate, needs_redis, needs_valkey
-from .faults import Deployment, on_a_cluster, on_a_server
+from ...redis_servers import HOST, RedisCluster, RedisServer, make_certificate, needs_redis, needs_valkey
+from .faults import Deployment, behind_a_sentinel, on_a_cluster, on_a_server
 from .stores import PLENTY_S, eventually, hit, store_at
 
 pytestmark = needs_redis
@@ -67,26 +69,16 @@ async def behind_tls(folder: Path) -> AsyncIterator[Deployment]:
 
 
 @asynccontextmanager
-async def behind_a_sentinel(_: Path) -> AsyncIterator[Deployment]:
+async def before_a_sentinel(_: Path) -> AsyncIterator[Deployment]:
     """The proxy is before the sentinel; that one before the server is the sentinel's, too."""
-    async with on_a_server() as at:
-        with Sentinel(at.proxy) as sentinel:
-            sentinel.command("SENTINEL", "SET", sentinel.name, "down-after-milliseconds", 600_000)
-            async with FaultProxy(sentinel.port) as before:
-                url = f"redis+sentinel://{HOST}:{before.port}/{sentinel.name}"
-                yield Deployment(url, at.servers, [before])
-
-
-@asynccontextmanager
-async def at_a_cluster(_: Path) -> AsyncIterator[Deployment]:
-    async with on_a_cluster() as at:
-        yield at
+    async with behind_a_sentinel() as at, FaultProxy(urlsplit(at.url).port or 0) as before:
+        yield replace(at, url=f"redis+sentinel://{HOST}:{before.port}/mymaster", proxies=[before])
 
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 WAYS = [
     with_login,
-    *(pytest.param(way, marks=pytest.mark.all) for way in (with_hello, behind_a_sentinel, at_a_cluster)),
+    *(pytest.param(way, marks=pytest.mark.all) for way in (with_hello, before_a_sentinel, lambda _: on_a_cluster())),
     pytest.param(behind_tls, marks=[pytest.mark.all, needs_openssl]),
 ]
 PINNED: list[Sequence[Fate]] = [
