@@ -188,6 +188,20 @@ def test_a_hit_goes_by_the_amount_before_a_change_or_after_it_wherever_it_comes(
         assert found.pop() in [one.spend(window, 16 * SECOND_US, 1) for one in (sliced, exact)], point
 
 
+@pytest.mark.parametrize("first", ["the swap", "the look"])
+def test_no_look_finds_half_of_networks_that_a_file_has_swapped(first: str) -> None:
+    versions = [Networks(texts) for texts in (["11.0.0.0/25"], ["192.0.2.1", "11.0.0.0/25", "2001:db8::/128"])]
+    found = list[object]()
+
+    def begin() -> list[Callable[[], object]]:
+        listed = Networks.of_ranges(versions[0].ranges())
+        acts = [lambda: listed.become(versions[1]), lambda: found.append([*listed.ranges()])]
+        return acts if first == "the swap" else acts[::-1]
+
+    for point in interrupted(begin, ["core/networks.py"]):
+        assert found.pop() in [[*one.ranges()] for one in versions], point
+
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 US = timedelta(microseconds=1)
 DAY = timedelta(days=1)

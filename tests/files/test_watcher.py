@@ -10,9 +10,7 @@ import re
 import socket
 import threading
 import tracemalloc
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,7 +29,6 @@ from slidegate.networks.lists import ListFile, read_entries
 from ..asgi import PEER, call, hello, statuses
 from ..core.bans.test_bans import Network, neighbours
 from ..drawing import examples
-from ..hurry import hurried
 from ..web.middlewares import TENCENT, FollowedFiles, end_of_looks, mmdb
 
 
@@ -339,35 +336,6 @@ async def test_without_a_thread_a_request_is_answered(files: FollowedFiles, monk
         patched.setattr(threading.Thread, "start", refuses)
         assert await statuses(app, 1) == [403]
     assert "no thread to check" in caplog.text
-
-
-async def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(files: FollowedFiles) -> None:
-    """Two addresses at the ends of a long list come and go together."""
-    filler = "".join(f"11.{number >> 8}.{number & 255}.0/25\n" for number in range(300))
-    low, high = (4, 0xC000_0201), (6, 0x2001_0DB8 << 96)
-    texts = (filler, f"192.0.2.1/32\n{filler}2001:db8::/128\n")
-    listed = Networks.from_file(files.write("one.netset", texts[1]))
-    app = following(files, listed)
-    seen: Counter[tuple[bool, ...]] = Counter()
-    stop = threading.Event()
-
-    def look() -> None:
-        while not stop.is_set():
-            listed.covers(*low)
-            ranges = [*listed.ranges()]
-            seen[(4, 0xC000_0201, 0xC000_0201) in ranges, ranges[-1][:2] == high, len(ranges) > 2] += 1
-
-    with hurried(collecting=False), ThreadPoolExecutor(8) as pool:
-        looking = [pool.submit(look) for _ in range(8)]
-        try:
-            for number in range(16):
-                files.write("one.netset", texts[number % 2])
-                await files.visit(app)
-        finally:
-            stop.set()
-    assert [one.result() for one in looking] == [None] * 8
-    assert set(seen) == {(True, True, True), (False, False, True)}, "it raced, and never saw a half"
-    assert files.observer.kinds == ["list_reloaded"] * 16
 
 
 PLAIN = """\
