@@ -243,10 +243,11 @@ class ThreadLock:
            |------ 2 ms ------|------------ 48 ms ------------|
 
     A signal handler runs in the middle of what its thread does, and may raise an error there. So a thread is *inside*
-    from before it acquires the lock until it has released it, and who is inside is refused: a handler would else end
-    what it has interrupted. A thread that comes in does not have the lock, so if it has the lock when it leaves, it has
-    acquired it meanwhile, however it was interrupted. Whose an `RLock` is it knows itself: a note of ours would come a
-    moment after `acquire`, in which a handler may raise.
+    from before it asks for the lock until it has released it, and who is inside is refused: the end of the second call
+    would release what the first one has acquired. A thread that comes in does not have the lock. So if it has the lock
+    when it leaves, it has acquired it in this call, wherever that was interrupted. Only the lock itself can say so, an
+    `RLock`, which no other thread can release: a note of ours would come a moment after `acquire`, and a handler may
+    raise in between.
 
     Attributes:
         lock: The lock itself, for a fork, which waits for others and may come from a handler.
