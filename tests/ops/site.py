@@ -227,6 +227,7 @@ class Visitor:
 
     async def _site(self, name: str = "") -> None:
         (self.home / "bad.netset").write_text("203.0.113.128/25\n198.51.100.0/24\n")
+        bad = Networks.from_file(self.home / "bad.netset")
         kinds = [
             Rule(["/", "/b"], "5/minute; 50/hour", methods=["POST"], name="forms", wait="1s"),
             Rule("/articles/{slug}", lambda request: "7/minute", name="plans"),
@@ -243,7 +244,7 @@ class Visitor:
             "read-only": {"changes": False},
             "strict": {"middleware": {"bans": BanPolicy("2/10m", "1h")}},
             "plan": {"middleware": {"rules": [plan]}},
-            "kinds": {"middleware": {"rules": kinds, "blocklist": Networks.from_file(self.home / "bad.netset")}},
+            "kinds": {"middleware": {"rules": kinds, "blocklist": bad, "messages": slidegate.MessageLimits("10/s")}},
         }
         self.site = Site(self.clock, **options[name])
 

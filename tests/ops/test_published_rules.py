@@ -15,6 +15,8 @@ from .shared_rows import SharedRows, limiter_on
 ALL, LOGIN = "9/1m by address", "5/1m by address, /login"
 TEXTS = {"api": ALL, "login": LOGIN, "client": "client by address"}
 BASE = [Rule("*", "9/minute", name="api"), Rule("/login", "5/minute", name="login")]
+SCANS = BanPolicy(name="scans", shadow=True)
+SHUT = Rule("/.git/{rest:path}", block=True, methods=["POST"], name="shut")
 
 
 def login(limits: Any = "5/minute", path: str = "/login", **options: Any) -> dict[str, Any]:
@@ -32,9 +34,10 @@ VERSIONS: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
     "in shadow": (login(shadow=True), {"login": [LOGIN, f"{LOGIN}, in shadow"]}),
     "a function": (login(lambda request: "5/m"), {"login": [LOGIN, "limits of a function by address, /login"]}),
     "one rule less": ({"rules": BASE[:1]}, {"login": [LOGIN, ""]}),
-    "a policy more": ({"rules": BASE, "bans": BanPolicy(name="abuse")}, {"abuse": ["", "ban by address"]}),
+    "a policy more": ({"rules": BASE, "bans": SCANS}, {"scans": ["", "ban by address, in shadow"]}),
     "another path": (login(path="/log-in"), {"login": [LOGIN, "5/1m by address, /log-in"]}),
     "a list": ({"rules": BASE, "blocklist": Networks(["::1"])}, {"blocklist": ["", "blocklist, ranges: 1"]}),
+    "a block": ({"rules": [SHUT, *BASE]}, {"shut": ["", "block, POST /.git/{rest:path}"]}),
     "other networks": (
         {"rules": BASE, "client": client_ip(ipv4_prefix=24)},
         {name: [text, text.replace("address", "address /24 and /64")] for name, text in TEXTS.items()},

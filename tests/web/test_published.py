@@ -10,8 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
-import slidegate
-from slidegate import BanPolicy, Limiter, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header, user
+from slidegate import BanPolicy, Limiter, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.limiter import workers
 from slidegate.limiter.workers import RULES, WORKERS
 from slidegate.testing import FakeClock
@@ -20,36 +19,6 @@ from ..asgi import PEER, hello, page, statuses
 from ..ops.shared_rows import SharedRows, limiter_on
 from ..virtual_time import turns
 from .middlewares import around, class_of
-
-
-async def test_a_worker_publishes_labels_limits_keys_actions_and_order() -> None:
-    rows = SharedRows(FakeClock())
-    limiter = limiter_on(rows)
-    rules = [
-        Rule("/health", exempt=True),
-        Rule("/.git/{rest:path}", block=True),
-        Rule("/login", "5/minute; 50/hour", key=header("X-API-Key"), name="login"),
-        Rule("*", limits=lambda request: "9/minute", fallback_limits="7/minute", shadow=True, name="plans"),
-        Rule("*", concurrency=4, key=lambda request: "tenant:a", name="busy"),
-    ]
-    bans = BanPolicy("20/10m", "1h", signals={"refused": 1, "/.env": "ban"}, key=user, name="abuse")
-    messages = slidegate.MessageLimits("10/s")
-    app = RateLimitMiddleware(hello, rules=rules, limiter=limiter, bans=bans, messages=messages, name="outer")
-    (published,) = await limiter.published()
-    assert {(one.name, one.limit, one.rule, one.key, one.action, one.order) for one in published.rules} == {
-        ("", "", "client", "address", "client", 0),
-        ("", "", "/health", "", "exempt", 0),
-        ("", "", "/.git/{rest:path}", "", "block", 1),
-        ("login_60", "5/1m", "login", "header:x-api-key", "limit", 2),
-        ("login_3600", "50/1h", "login", "header:x-api-key", "limit", 2),
-        ("plans", "7/1m", "plans", "address", "limit", 3),
-        ("busy", "4", "busy", "function", "limit", 4),
-        ("", "10/1s", "messages", "address", "limit", 5),
-        ("", "", "abuse", "user", "ban", 0),
-    }
-    assert {one.middleware for one in published.rules} == {"outer"}
-    assert [(one.shadow, one.by_function) for one in published.rules if one.name == "plans"] == [(True, True)]
-    assert app.limiter is limiter
 
 
 async def test_a_limit_that_a_worker_meets_is_published_also_if_it_is_idle_from_then_on(
