@@ -161,7 +161,7 @@ class FactsOfRules:
         names = dict.fromkeys(rule.middleware for rule in rules) or [""]  # without rules its bans are known
         for name in names:
             where = ""
-            if len({*names, CALLS}) > 2:
+            if len({*names, CALLS}) > 2:  # there are several middlewares
                 where = f" of the middleware {name or 'without a name'}"
             for row in self._of_middleware([rule for rule in rules if rule.middleware == name]):
                 if name != CALLS:
