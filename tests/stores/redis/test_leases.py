@@ -264,26 +264,32 @@ async def test_a_slow_answer_is_no_longer_lease(server: RedisServer) -> None:
 
 
 @asynccontextmanager
-async def on_its_way(server: RedisServer) -> AsyncIterator[RedisStore]:
+async def on_its_way(server: RedisServer, subjects: Any = NOBODY) -> AsyncIterator[RedisStore]:
     """Yield a store whose hit was sent, with which units are charged ahead; the answer comes after the block."""
     async with FaultProxy(server.port) as proxy, leasing(f"redis://{HOST}:{proxy.port}/0") as (store,):
         for _ in range(100):
-            await settle(store.hit(ANN))
+            await settle(store.hit(ANN, subjects))
         for lease in leases_of(store):
             lease.units.clear()
         proxy.freeze()
-        answer: Any = store.hit(ANN)
+        answer: Any = store.hit(ANN, subjects)
         await turns(20)
         yield store
         proxy.thaw()
         assert (await answer).allowed
         assert left(store) == 0
         assert await asks(store)
+        assert not all([await asks(store) for _ in range(20)]), "units are asked for again"
 
 
 async def test_a_lease_on_its_way_ends_by_a_ban_of_this_process(server: RedisServer) -> None:
     async with on_its_way(server) as store:
         store.parts.changes.note(("ann",))  # as a strike does that bans
+
+
+async def test_a_lease_on_its_way_that_ends_for_one_client_is_asked_for_by_others(server: RedisServer) -> None:
+    async with on_its_way(server, ("eve",)) as store:
+        store.parts.changes.note(("eve",))
 
 
 async def test_a_lease_on_its_way_ends_by_a_reset(server: RedisServer) -> None:
@@ -294,7 +300,7 @@ async def test_a_lease_on_its_way_ends_by_a_reset(server: RedisServer) -> None:
             await hit(other, limits=MINUTES)
         store.parts.changes.note_loss("ann")
     async with store_at(server, prefix=store._prefix) as other:
-        assert await used(other) == 5 + 1
+        assert await used(other) == 5 + 1 + 20
 
 
 CLIENT: Final[tuple[BanSubject, ...]] = (parse_address("192.0.2.9") or "", "192.0.2.9")

@@ -1,8 +1,9 @@
 """What a worker has changed, which ends the answers of Redis that it keeps.
 
 A worker keeps refusals, see `refusals`, and leases, see `unit_leases`. What it changes itself takes effect at once: it
-uses no answer that was *asked for* before a change of what the answer is about, nor one about amounts that an operator
-has changed since. What others change takes effect when the answer ends, at most `TRUST_US` after it was asked for.
+uses no answer that was *asked for* before a change of what the answer is about. It uses none about amounts that an
+operator has changed since the answer came; one that was on its way then, like all that others change, may be used until
+it ends, at most `TRUST_US` after it was asked for.
 """
 
 from __future__ import annotations

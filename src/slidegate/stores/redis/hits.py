@@ -18,7 +18,7 @@ from ...core.decision import Decision, Reason, refused_by_ban
 from ...core.reservation import Reservation, reserved
 from ...core.ring import OPEN
 from .batch import Batcher
-from .changes import windows_of
+from .changes import amounts_of, windows_of
 from .protocol import BANNED, CHARGE, HIT, LIMITED, OK, PEEK, TOO_LARGE, UNSETTLED, Packed, read_bans, unexpected
 from .requests import Question, Request
 from .unit_leases import admitted_before
@@ -85,7 +85,7 @@ class Hit(Request):
         if ban is not None:
             decision = refused_by_ban(ban, now_us, question.checks)
             parts.refusals.keep(question, decision, sent_ns)
-            parts.leases.note_refusal(question, is_banned=True)
+            parts.leases.note_none_come(question, is_banned=True)
             self.answer(decision)
         elif self.is_peek or answer[0] == BANNED:
             self.is_unreadable, self.is_repeated = answer[0] == BANNED, False
@@ -117,7 +117,7 @@ class Hit(Request):
             parts.refusals.end(question)
         elif status != UNSETTLED:  # a permit may come back at any moment
             parts.refusals.keep(question, decision, sent_ns)
-        parts.leases.note_refusal(question)
+        parts.leases.note_none_come(question)
         if question.may_lease and self.is_awaited():
             return parts.leases.spend(question) or decision
         return decision
@@ -164,9 +164,7 @@ def _decision(answer: bytes, batcher: Batcher, what: int, question: Question, no
         StoreUnavailable: The answer has not one valid state for each limit.
     """
     status, checks = answer[0], question.checks
-    limits = 0
-    for bucket, _, _ in checks:
-        limits += len(bucket.limits)
+    limits = len(amounts_of(checks))
     end = 1 + limits * _STATE.size
     states = list(_STATE.iter_unpack(answer[1:end]))
     if len(states) != limits:

@@ -1,5 +1,7 @@
 """Leases: units that Redis has charged ahead for a question, and that a worker spends without asking again.
 
+In this file a unit is what one hit of the question costs: with a cost of 10, ten units of each of its limits.
+
 A ring counts all units of a slice by its last microsecond, see `core.ring`. So until then it does not matter when units
 that Redis has charged are spent: either way no window contains more than its amount::
 
@@ -12,16 +14,17 @@ again within about a second. A lease begins without units, and counts the hits o
 few, hits ask for units ahead, and those after them take these. Its life, in the order of the methods of `UnitLeases`:
 
 =====================  ===============================================================================================
-`ask`                  a hit that is sent asks for units ahead, if none are left: as many as were used before
+`ask`                  a hit that is sent asks for units ahead, if none are left; Redis may charge fewer
 `granted` and `keep`   Redis admits the hit: a lease begins, or what was granted is added to the one that goes on
-`note_refusal`         Redis refuses the hit: no units come
+`note_none_come`       Redis refuses the hit, or what it granted has ended: no units come
 `spend`                a hit takes a unit, and is not sent
 `refund_rest`          the lease has ended, and what is left is refunded
 =====================  ===============================================================================================
 
 A lease ends when the first of its slices ends, or the period of a quota, at the latest `TRUST_US` after it was asked
 for, and before that by a change, see `changes`. The worker measures that time by its monotonic clock from before it
-asked: so a slow answer makes a lease shorter, and a worker that was stopped finds its lease ended.
+asked: so a slow answer makes a lease shorter, and a process that was stopped finds its lease ended. (That clock stands
+still while a host is suspended: one that wakes may spend what is left in a later slice.)
 
 Threads share a lease without a lock. Where two meet, a unit may stay charged that nobody spends; none is spent twice.
 """
@@ -46,11 +49,11 @@ from .protocol import StoreTime
 from .requests import Question
 
 LEAST_AHEAD: Final = 4
-"""The fewest units that a hit asks for ahead: for a question that is asked less often it asks for none."""
+"""The fewest units that a hit asks for ahead: if fewer are wanted, it asks for none."""
 MOST_AHEAD: Final = 65_535
-"""The most units that a hit asks for ahead."""
+"""The most units that a hit asks for ahead. Redis grants at most a part of the room, see `SHARE` in its script."""
 CLOCK_ERROR: Final = 1_000
-"""A lease is shorter by this part, because the worker's clock may go slower than the server's by so much."""
+"""A lease is shorter by one part in so many, because the worker's clock may go slower than the server's by so much."""
 ROUNDING_US: Final = 5
 """What the rounding of both clocks may add."""
 
@@ -62,14 +65,16 @@ Refund: TypeAlias = Callable[[Sequence[Reservation]], None]
 class UnitLease(KeptAnswer):
     """A lease. Its decision has the states of windows after all its units.
 
-    Its `windows` are empty, so that no charge of others ends it: its units are charged already.
+    Its `windows` are empty: its units are charged already, so hits and refunds of others do not end it. A charge does,
+    by its key: who is charged beyond an amount does not go on with what was granted before.
 
     Attributes:
         cleared: The questions for which it may be spent, one for each client that no ban refused.
         units: An element for each unit that is left; threads take them without a lock.
         used: How many hits of its question were admitted under it, by Redis or by its units.
         used_before: How many under the lease before.
-        is_asking: Whether more units are asked for: of several equal hits in a call, one asks ahead.
+        is_asking: Whether more units are asked for: of several equal hits in a call, one asks ahead. If its answer is
+            lost, none asks until the lease ends.
     """
 
     cleared: set[Question]
@@ -92,8 +97,8 @@ class UnitLease(KeptAnswer):
         self.cleared |= granted.cleared
         self.used += granted.used
         self.units += granted.units
-        # Without units this answers another hit, which asked for none, or there is little room: then none asks again.
-        if granted.units:
+        # A hit that was granted nothing but itself has not asked, or there is little room: then none asks again.
+        if len(granted.units) + granted.used > 1:
             self.is_asking = False
 
 
@@ -112,24 +117,25 @@ class UnitLeases:
         self._time = time
         self._changes = changes
         self.by_checks: dict[Sequence[Check], UnitLease] = {}
-        self._in_child = ForkHook(changes.note_loss)  # units of its parent are no child's, to spend or to refund
+        self._in_child = ForkHook(changes.note_loss)  # in a child of fork units of its parent are lost
 
     def ask(self, question: Question, refund: Refund) -> int:
         """Return how many units a hit that is sent asks for ahead; refund first what is left of a lease that has ended.
 
-        These are as many as were used under the lease, and at least half of those under the lease before.
+        While a lease goes on these are as many as were used under it, or half of those under the one before, if that is
+        more; for the next lease half of those under the last one.
         """
         lease = self.by_checks.get(question.checks)
         # This hit may begin one, by which later ones know how often the question is asked.
         if lease is None:
             return 0
-        now_us = self._time.local_us()
-        if lease.holds(question, now_us, self._changes):
+        local_us = self._time.local_us()
+        if lease.holds(question, local_us, self._changes):
             wanted = max(lease.used, lease.used_before // 2)
         else:
             self.refund_rest(lease, refund)
             # It ended long ago: the question is no longer asked often.
-            if now_us >= lease.until_us + TRUST_US:
+            if local_us >= lease.until_us + TRUST_US:
                 self.by_checks.pop(question.checks, None)
                 return 0
             # This hit may begin the next one, under which nothing was used yet.
@@ -159,14 +165,16 @@ class UnitLeases:
 
     def keep(self, question: Question, granted: UnitLease, refund: Refund) -> None:
         """Keep what was just granted: as a part of the earlier lease if that goes on, else in its place."""
-        now_us = self._time.local_us()
+        local_us = self._time.local_us()
         # While it was on its way its slice has ended, or a change, such as a ban, has ended it.
-        if not granted.holds(question, now_us, self._changes):
+        if not granted.holds(question, local_us, self._changes):
+            self.note_none_come(question)
             self.refund_rest(granted, refund)
             return
         earlier = self.by_checks.get(question.checks)
-        # Both hold now, so they are of the same slices: what was granted may be spent until the earlier one ends.
-        if earlier is not None and earlier.holds(question, now_us, self._changes):
+        # Both hold now, so they are of the same slices (a step of the server's clock ends both): what was granted may
+        # be spent until the earlier one ends.
+        if earlier is not None and earlier.holds(question, local_us, self._changes):
             earlier.add(granted)
             return
         if earlier is not None:
@@ -175,11 +183,11 @@ class UnitLeases:
         remember(self.by_checks, question.checks, granted)
         # Those of many keys end at one moment: their refunds are spread over half a life. A test's clock has no timers.
         if self._time.is_real:
-            refunded_s = (granted.until_us - now_us) / 1_000_000 * (1 + random() / 2)
+            refunded_s = (granted.until_us - local_us) / 1_000_000 * (1 + random() / 2)
             asyncio.get_running_loop().call_later(refunded_s, self.refund_rest, granted, refund)
 
-    def note_refusal(self, question: Question, *, is_banned: bool = False) -> None:
-        """Note that Redis has refused a hit: what was asked ahead does not come, and no unit is for a banned client."""
+    def note_none_come(self, question: Question, *, is_banned: bool = False) -> None:
+        """Note that what a hit asked for ahead does not come, and that no unit is for its client if it is banned."""
         lease = self.by_checks.get(question.checks)
         if lease is None:
             return
@@ -195,26 +203,27 @@ class UnitLeases:
         restart_if_forked()  # a child must not spend the units of its parent
         if not lease.take():
             return None
-        now_us = self._time.local_us()  # read after a unit was taken: a process may be stopped before any line
+        local_us = self._time.local_us()  # read once the unit is ours, because a stop before that may last
         # Redis has cleared the client of bans of keys, and the poll, while it is new enough, of those of networks.
         is_cleared = question in lease.cleared and monotonic_ns() < self._changes.polled_until_ns
-        if is_cleared and lease.holds(question, now_us, self._changes):
+        if is_cleared and lease.holds(question, local_us, self._changes):
             lease.used += 1
-            return admitted_before(lease.decision, len(lease.units), now_us + self._time.ahead_us)
+            return admitted_before(lease.decision, len(lease.units), local_us + self._time.ahead_us)
         lease.units.append(None)  # for another client, or to be refunded
         return None
 
     def refund_rest(self, lease: UnitLease, refund: Refund) -> None:
-        """Refund what is left of a lease, unless Redis may have lost it; after that no client spends it."""
+        """Refund what is left of a lease, unless Redis may have lost it. No client spends it until more is granted."""
         lease.cleared.clear()
         left = 0
         while lease.take():
             left += 1
         decision = lease.decision
+        # The names under which `Changes.note_loss` notes it.
         names = [*windows_of(decision.checks), *[key for _, key, _ in decision.checks]]
         # A refund of what Redis has lost would take units that others have spent in the slice since.
         if left and not self._changes.losses.since(lease.sent_ns, names):
-            refund(reserved(decision.checks, decision.readings, _units(decision.checks, left)))
+            refund(reserved(decision.checks, decision.readings, _cost_of(decision.checks, left)))
 
     def refund_all(self, refund: Refund) -> None:
         """Refund what is left of all leases."""
@@ -228,17 +237,17 @@ def admitted_before(decision: Decision, later: int, now_us: int) -> Decision:
     Args:
         decision: The decision after all of them.
         later: How many were charged after it.
-        now_us: The time of the decision.
+        now_us: The time of the decision, by the server's clock.
     """
-    units_later = _units(decision.checks, later)
+    units_later = _cost_of(decision.checks, later)
     readings: list[WindowState] = []
     for (spent, leaves_us, mark, _), units in zip(decision.readings, units_later, strict=True):
         readings.append((spent - units, leaves_us, mark, 0))
     return Decision(True, OK, now_us, decision.checks, readings, None)
 
 
-def _units(checks: Sequence[Check], times: int) -> list[int]:
-    """Return how many units of each limit several hits are charged."""
+def _cost_of(checks: Sequence[Check], times: int) -> list[int]:
+    """Return what several hits cost each limit."""
     units: list[int] = []
     for bucket, _, cost in checks:
         units += [times * cost] * len(bucket.limits)
