@@ -166,7 +166,7 @@ async def facts_in(
     workers = sum(publication.workers for publication in published)
     rows = [row._replace(note=joined(row.note, some)) for row, some in of_workers(published, workers, maker.rows_of)]
     if not workers:
-        maker.leave_open("rules of workers", "none has had a request within a day")
+        maker.leave_out("rules of workers", "none has had a request within a day")
     left_out = _left_out(maker, published, own.unix_us)
     refusals = None
     if events is None:
@@ -188,7 +188,7 @@ def _left_out(maker: FactsOfRules, published: Iterable[Publication], now_us: int
     idle_us = 0
     for publication in published:
         if not publication.is_readable:
-            maker.leave_open("rules of another version", f"{publication.workers} workers")
+            maker.leave_out("rules of another version", f"{publication.workers} workers")
         idle_us = max(idle_us, now_us - (publication.seen_us or now_us))
     left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
     if idle_us > MINUTE_US:

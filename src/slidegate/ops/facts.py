@@ -111,8 +111,8 @@ class FactsOfRules:
         traffic: What statistics have counted of each client and key, with the limits that functions returned for it.
         changes: The changes of limits in force, by name.
         windows: The windows that `places_of` names, which the caller reads before it asks for rows.
-        left_out: What was not read, and of which rules.
-        is_open: Whether without that it is not known if the key is refused.
+        left_out: What was not read, and of which rules; complete once all rows were taken.
+        is_open: Whether without that it is not known if the key is refused; the same.
     """
 
     subject: Subject
@@ -124,14 +124,10 @@ class FactsOfRules:
     left_out: dict[str, dict[str, None]] = field(default_factory=dict)
     is_open: bool = False
 
-    def leave_out(self, text: str, whose: str) -> None:
-        """Note what was not read, and of which rule; another key is explained by itself."""
+    def leave_out(self, text: str, whose: str, is_open: bool = True) -> None:
+        """Note what was not read, of which rule, and whether it is not known without it if the key is refused."""
         self.left_out.setdefault(text, {})[whose] = None
-
-    def leave_open(self, text: str, whose: str) -> None:
-        """Note what should have been read, else it is not known if the key is refused."""
-        self.leave_out(text, whose)
-        self.is_open = True
+        self.is_open |= is_open
 
     def change_of(self, rule: PublishedRule) -> str:
         """Return the change in force of the limit of a rule; empty without one."""
@@ -205,7 +201,7 @@ class FactsOfRules:
             elif requests:
                 yield row._replace(requests=requests)
             elif is_operator(ban.key) and not self.operators and self.subject.addresses is not None:
-                self.leave_open("whether a banned operator has its address", ban.key)
+                self.leave_out("whether a banned operator has its address", ban.key)
 
     def _of_rules(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         """Yield the rows of rules, one for each of their limits; none for a rule that no request of its own reaches."""
@@ -234,16 +230,15 @@ class FactsOfRules:
         key = self.subject.counted_by(rule)
         among = self.subject.among(rule)
         windows = [self.windows[place] for place in self.places_of(rule)]
+        if key and not windows:
+            self.leave_out("limits that functions return", rule.rule, not rule.shadow)  # which refuses nothing
         # A function may return any key; that it returns an address is known once something was spent under it.
         if rule.key == FUNCTION and self.subject.addresses is not None:
             windows = [window for window in windows if window.used]
             if not windows:
                 key = ""
         if among or not key:
-            self.leave_out(self._other_key(rule), rule.rule)
-        elif not windows:
-            self.leave_out("limits that functions return", rule.rule)
-            self.is_open |= not rule.shadow  # which refuses nothing
+            self.leave_out(self._other_key(rule), rule.rule, False)  # which is explained by itself
         for window in windows:
             state = window._replace(name=rule.name, label=rule.rule, shadow=rule.shadow)
             requests = (rule.requests or EVERY) + among

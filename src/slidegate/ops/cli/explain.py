@@ -34,8 +34,8 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
     KEY is an address, user:42 or another key. The limits, lists and bans are those of the workers that had a request
     within a day, with the amounts that operators have changed; the latest refusals are known where a worker has
     statistics. The exit code is 0 if nothing here refuses KEY, except perhaps by a condition, 1 if a ban or a limit
-    without room does or may, and 3 if that is not known: no worker has published its rules, some cannot be read, or the
-    store does not answer.
+    without room does or may, and 3 if that is not known: no worker has published its rules, some of them or limits that
+    functions return cannot be read, or the store does not answer.
 
     \b
     Example: slidegate explain 203.0.113.7 --store redis://localhost:6379/0
