@@ -78,6 +78,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "posts a day": lambda: Rule("/login", "9/h; 20/d", key=header("X-API-Key"), methods=["POST"], name="posts-day"),
     "sockets": lambda: Rule("*", "1/minute", connection="websocket", name="sockets"),
 }
+LONG = [f"198.{18 + n // 256}.{n % 256}.0/25" for n in range(1_001)]
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "default limits": lambda: {"default_limits": "2/minute"},
     "default limits by key": lambda: {"default_limits": "2/minute", "key": header("X-API-Key")},
@@ -91,7 +92,8 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "shadow bans": lambda: {"bans": BanPolicy("1/10m", "1h", shadow=True)},
     "networks": lambda: {"client": client_ip(ipv4_prefix=24)},
     "named": lambda: {"name": "outer"},
-    "long blocklist": lambda: {"blocklist": Networks([f"198.{18 + n // 256}.{n % 256}.0/25" for n in range(1_001)])},
+    "long blocklist": lambda: {"blocklist": Networks(LONG)},
+    "long allowlist": lambda: {"allowlist": Networks([*LONG, CLIENT])},
 }
 
 
@@ -235,6 +237,7 @@ def check(found: Facts, request: Request, answer: Answer) -> None:
 @example([(["free"], [])], [Request("GET", "/limited", times=3)], [Request("GET", "/limited")], False)
 @example([(["health", "all"], ["bans", "networks"])], [Request(times=6)], [Request("GET", "/health")], False)
 @example([(["health", "all"], ["networks"])], ["bans its network"], [Request("GET", "/health")], True)
+@example([(["closed"], ["long allowlist", "blocked"])], ["bans it"], PROBES, False)
 @example([(["keyed plans"], [])], [Request(times=2)], [Request()], False)
 @example([(["posts", "posts a day"], [])], ["bans a value"], [], False)
 @example([(["keyed at night"], [])], ["bans a value"], PROBES[-1:], False)

@@ -89,8 +89,10 @@ class Fact(NamedTuple):
         return now_us + (self.window.retry_after_us or self.window.more_after_us)  # 0: room for one, not for its cost
 
     def perhaps(self, note: str) -> Fact:
-        """Return it with a note on what it depends; a refusal is a possible one then. An empty note changes nothing."""
+        """Return it with a note on what it depends, but for room; with one, a refusal is a possible one."""
         does = self.does
+        if does is Verdict.HAS_ROOM:
+            return self
         if note and does is Verdict.REFUSES:
             does = Verdict.MAY_REFUSE
         return self._replace(does=does, note=joined(self.note, note))
@@ -143,10 +145,10 @@ class FactsOfRules:
             return []
         if not rule.by_function:
             return [(key, rule.bucket, rule.counted_limit(self.change_of(rule)))]
-        amounts = ""
         # What an address was last counted by may be a limit for another key, with which a request came.
-        if key in self.traffic and not self.subject.among(rule):
-            amounts = self.traffic[key].amounts.get(rule.rule, "")
+        if key not in self.traffic or self.subject.among(rule):
+            return []
+        amounts = self.traffic[key].amounts.get(rule.rule, "")
         # Without a slash it is that of permits.
         return [(key, rule.bucket, _limit_in(text)) for text in limits_in(amounts) if "/" in text]
 
@@ -166,13 +168,16 @@ class FactsOfRules:
                     yield row._replace(requests=name)
 
     def _of_middleware(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
+        unless = ""  # an allowlist may hold the address, or a part of the network
         for rule in sorted(rules, key=attrgetter("action")):  # "allowlist" before "blocklist"
             for row in self._of_list(rule):
-                yield row
-                if row.does is Verdict.PASSES and not row.note:  # nothing else decides about its requests
-                    return
-        yield from self._of_bans(rules)
-        yield from self._of_rules(rules)
+                yield row.perhaps(unless)
+                if row.does is Verdict.PASSES and self.subject.addresses:
+                    unless = f"unless {rule.rule} lists its address"
+                    if not row.note:  # nothing else decides about its requests
+                        return
+        for row in (*self._of_bans(rules), *self._of_rules(rules)):
+            yield row.perhaps(unless)
 
     def _of_list(self, rule: PublishedRule) -> Iterator[Fact]:
         """Yield the row of a list that contains the key, or may contain it or a part of it."""
@@ -188,7 +193,7 @@ class FactsOfRules:
     def _of_bans(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         """Yield a row for each ban: of every request, or of those for which a rule reads the banned key."""
         read_always = {*self.operators}
-        if self.subject.addresses is not None:
+        if self.subject.addresses:
             read_always.add(self.subject.key)
         for ban in self.bans:
             row = Fact(f"ban of {ban.key}", f"by {ban.by}", EVERY, ban.key, Verdict.REFUSES, ban.reason, ban=ban)
@@ -200,16 +205,19 @@ class FactsOfRules:
                 yield row.perhaps("for a part of it")
             elif requests:
                 yield row._replace(requests=requests)
-            elif is_operator(ban.key) and not self.operators and self.subject.addresses is not None:
+            elif is_operator(ban.key) and not self.operators and self.subject.addresses:
                 self.leave_out("whether a banned operator has its address", ban.key)
 
     def _of_rules(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         """Yield the rows of rules, one for each of their limits; none for a rule that no request of its own reaches."""
         ending: list[PublishedRule] = []  # the rules that end the list, so far
         for rule in rules:
-            above = [other for other in ending if other.order < rule.order and other.requests in ("", rule.requests)]
-            if rule.at_endpoint:  # whatever other rules let pass
-                above = []
+            above = [
+                other
+                for other in ending
+                # A limit at an endpoint holds whatever other rules let pass.
+                if not rule.at_endpoint and other.order < rule.order and other.requests in ("", rule.requests)
+            ]
             if all(other.conditional for other in above):
                 yield from self._of_rule(rule, " and ".join(f"unless {other.rule} ends the list" for other in above))
             if rule.action == "exempt" or rule.final:
@@ -233,7 +241,7 @@ class FactsOfRules:
         if key and not windows:
             self.leave_out("limits that functions return", rule.rule, not rule.shadow)  # which refuses nothing
         # A function may return any key; that it returns an address is known once something was spent under it.
-        if rule.key == FUNCTION and self.subject.addresses is not None:
+        if rule.key == FUNCTION and self.subject.addresses:
             windows = [window for window in windows if window.used]
             if not windows:
                 key = ""
@@ -241,10 +249,9 @@ class FactsOfRules:
             self.leave_out(self._other_key(rule), rule.rule, False)  # which is explained by itself
         for window in windows:
             state = window._replace(name=rule.name, label=rule.rule, shadow=rule.shadow)
-            requests = (rule.requests or EVERY) + among
-            row = Fact(rule.rule, str(window.limit), requests, key, _verdict_of(rule, window), window=state)
-            if row.does is Verdict.REFUSES:
-                row = row.perhaps(_hedge_of(rule, window, depends))
+            does = _verdict_of(rule, window)
+            row = Fact(rule.rule, str(window.limit), (rule.requests or EVERY) + among, key, does, window=state)
+            row = row.perhaps(_hedge_of(rule, window, depends))
             notes = [row.note]
             if rule.final:
                 notes.append("final")
@@ -275,8 +282,7 @@ def _limit_in(text: str) -> AnyLimit:
 def _verdict_of(rule: PublishedRule, window: LimitState) -> Verdict:
     """Return what a limit does with one more request, if nothing else decides."""
     # What a function says that a request costs is unknown. Only an unused window surely has room, as for most costs.
-    is_surely_enough = not rule.cost_by_function or not window.used
-    if window.remaining >= max(rule.cost, 1) and is_surely_enough:
+    if window.remaining >= max(rule.cost, 1) and (not rule.cost_by_function or not window.used):
         return Verdict.HAS_ROOM
     if rule.shadow:
         return Verdict.WOULD_REFUSE

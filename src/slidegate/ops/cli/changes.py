@@ -34,10 +34,7 @@ async def list_bans(limiter: Limiter) -> Answer:
     \b
     Example: slidegate bans list
     """
-    rows = as_json([ban async for ban in limiter.bans()])
-    if not rows:
-        note("there are no bans")
-    return rows, table(_OF_BANS, [{**row, "until": end_of(row)} for row in rows])
+    return _listed([ban async for ban in limiter.bans()], _OF_BANS, "there are no bans")
 
 
 @bans.command("add")
@@ -87,6 +84,14 @@ async def remove_ban(limiter: Limiter, key: str, value: str | None, by: str) -> 
     return [{"removed": name}], [f"removed: {name}"]
 
 
+def _listed(listed: Any, columns: Any, if_none: str) -> Answer:
+    """Return the rows of bans or changes, and the table of them; note if there are none."""
+    rows = as_json(listed)
+    if not rows:
+        note(if_none)
+    return rows, table(columns, [{**row, "until": end_of(row)} for row in rows])
+
+
 def end_of(row: dict[str, Any]) -> str:
     """Return the end of a ban or a change from its row."""
     if row["until_at"] is None:
@@ -134,10 +139,7 @@ async def list_limits(limiter: Limiter) -> Answer:
     \b
     Example: slidegate limits list
     """
-    rows = as_json(await limiter.overrides())
-    if not rows:
-        note("every limit is as configured")
-    return rows, table(_OF_CHANGES, [{**row, "until": end_of(row)} for row in rows])
+    return _listed(await limiter.overrides(), _OF_CHANGES, "every limit is as configured")
 
 
 @limits.command("set")
