@@ -121,6 +121,8 @@ def answered(store: Any) -> list[Any]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_wherever_a_handler_raises_the_next_is_answered(store: Any, name: str) -> None:
     """By any thread, and by another process."""
+    if name != "hit" and sys.version_info[:2] == (3, 14):
+        pytest.skip("CPython 3.14 itself leaves a file open where a signal handler raises at the begin of a `with`")
     numbers = count()
     while is_interrupted(partial(ACTS[name], store), next(numbers)):
         assert len(answered(store)) == len(ACTS)
