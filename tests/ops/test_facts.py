@@ -323,6 +323,38 @@ async def of_one(rule: Rule, requests: int) -> tuple[Any, list[Fact]]:
     return app, [row for row in (await facts_of(Limiter(store), CLIENT)).rows if row.rule == rule.label]
 
 
+@settings(max_examples=examples(40))
+@given(st.integers(1, 4), st.integers(1, 10), st.lists(st.integers(0, 30), max_size=9))
+@example(3, 7, [0, 2, 2])
+@example(5, 4, [])
+def test_until_when_a_limit_refuses_is_when_it_admits_or_not_said(cost: int, lowered: int, pauses_s: list[int]) -> None:
+    async def compare() -> None:
+        store = new_store()
+        app = RateLimitMiddleware(
+            Starlette(routes=routes()), limiter=Limiter(store), rules=[Rule("*", "10/minute", cost=cost, name="all")]
+        )
+        for pause_s in [0, *pauses_s]:
+            store.clock.advance(us=pause_s * 1_000_000)
+            await send(app, Request())
+        await app.limiter.override("all", f"{lowered}/minute", "1h")
+        await app.limiter.engine.workers.write(1.0)
+        found = await facts_of(Limiter(store), CLIENT)
+        (row,) = found.rows
+        until_us = row.until_us(found.now_us)
+        if row.does is Verdict.HAS_ROOM:
+            assert until_us == found.now_us
+        elif until_us is None:
+            assert cost > 1
+            assert lowered < 10
+        else:
+            store.clock.advance(us=until_us - found.now_us - 1)
+            assert (await send(app, Request())).status == 429
+            store.clock.advance(us=1)
+        assert ((await send(app, Request())).status == 200) == (until_us is not None)
+
+    asyncio.run(compare())
+
+
 async def test_a_request_that_waits_long_enough_is_not_said_to_be_refused() -> None:
     _, (row,) = await of_one(Rule("*", "2/second", wait="2s", name="short"), 2)
     assert (row.does, row.note) == (Verdict.MAY_REFUSE, "requests may wait, up to 2 s")

@@ -178,9 +178,19 @@ async def facts_in(
             if event.kind == "refused" and not keys.isdisjoint(map(event.details.get, SUBJECTS))
         ][:MOST_REFUSALS]
     seen = traffic.get(subject.key) or traffic.get(client)
-    is_cut = len(traffic) >= TOP_CLIENTS
-    off = maker.changes.get("*")
-    return Facts(subject.key, client, own.unix_us, workers, off, rows, refusals, seen, is_cut, left_out, maker.is_open)
+    return Facts(
+        subject.key,
+        client,
+        own.unix_us,
+        workers,
+        maker.changes.get("*"),
+        rows,
+        refusals,
+        seen,
+        len(traffic) >= TOP_CLIENTS,
+        left_out,
+        maker.is_open,
+    )
 
 
 def _left_out(maker: FactsOfRules, published: Iterable[Publication], now_us: int) -> list[str]:

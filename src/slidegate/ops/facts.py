@@ -4,7 +4,7 @@ A row says what one rule does with the requests that it names, as the store has 
 
     refuses        no room, a ban, a block, a blocklist
     has room       the limit admits one more request
-    may refuse     no room, but a condition, a wait, a lease or a function decides
+    may refuse     no room, but a condition, a wait, a lease, a list or a function decides
     would refuse   the same of a rule in shadow
     passes         an allowlist, or an exempt rule: the rules below do not count these requests, as below a final one
 
@@ -60,7 +60,7 @@ class Fact(NamedTuple):
         key: The key that it counts or bans.
         does: What it does with them now.
         note: On what that depends.
-        window: The window of a limit.
+        window: The window of a limit, with how long that refuses the cost of a request.
         ban: The ban.
     """
 
@@ -78,7 +78,7 @@ class Fact(NamedTuple):
         """Whether it is a ban, or a limit without room, to which something else must be added for a refusal."""
         if self.does is not Verdict.MAY_REFUSE:
             return False
-        return self.ban is not None or (self.window is not None and not self.window.remaining)
+        return self.ban is not None or (self.window is not None and self.window.retry_after_us != 0)
 
     def until_us(self, now_us: int) -> int | None:
         """Return until when it refuses, in Unix time; None if that is unknown."""
@@ -86,7 +86,7 @@ class Fact(NamedTuple):
             return self.ban.until_us
         if self.window is None or self.window.retry_after_us is None:
             return None
-        return now_us + (self.window.retry_after_us or self.window.more_after_us)  # 0: room for one, not for its cost
+        return now_us + self.window.retry_after_us
 
     def perhaps(self, note: str) -> Fact:
         """Return it with a note on what it depends, but for room; with one, a refusal is a possible one."""
@@ -237,7 +237,7 @@ class FactsOfRules:
         """Yield a row for each window in which a limit counts the key, given on what a refusal depends."""
         key = self.subject.counted_by(rule)
         among = self.subject.among(rule)
-        windows = [self.windows[place] for place in self.places_of(rule)]
+        windows = [_as_met(rule, self.windows[place]) for place in self.places_of(rule)]
         if key and not windows:
             self.leave_out("limits that functions return", rule.rule, not rule.shadow)  # which refuses nothing
         # A function may return any key; that it returns an address is known once something was spent under it.
@@ -248,10 +248,14 @@ class FactsOfRules:
         if among or not key:
             self.leave_out(self._other_key(rule), rule.rule, False)  # which is explained by itself
         for window in windows:
-            state = window._replace(name=rule.name, label=rule.rule, shadow=rule.shadow)
-            does = _verdict_of(rule, window)
-            row = Fact(rule.rule, str(window.limit), (rule.requests or EVERY) + among, key, does, window=state)
-            row = row.perhaps(_hedge_of(rule, window, depends))
+            row = Fact(
+                rule.rule,
+                str(window.limit),
+                (rule.requests or EVERY) + among,
+                key,
+                _verdict_of(rule, window),
+                window=window,
+            ).perhaps(_hedge_of(rule, window, depends))
             notes = [row.note]
             if rule.final:
                 notes.append("final")
@@ -279,10 +283,20 @@ def _limit_in(text: str) -> AnyLimit:
     return Quota(limit, zone=zone, starts=starts)
 
 
+def _as_met(rule: PublishedRule, window: LimitState) -> LimitState:
+    """Return the window of a rule, which was read for a request of one unit, as those of the rule's cost meet it."""
+    wait_us = window.retry_after_us
+    if rule.cost > max(window.remaining, 1):
+        wait_us = window.more_after_us  # when the oldest request leaves, there is room for one more
+        if max(rule.cost, window.used) > window.limit.amount:  # never, or after several, as the limit was lowered
+            wait_us = None
+    return window._replace(name=rule.name, label=rule.rule, shadow=rule.shadow, retry_after_us=wait_us)
+
+
 def _verdict_of(rule: PublishedRule, window: LimitState) -> Verdict:
     """Return what a limit does with one more request, if nothing else decides."""
     # What a function says that a request costs is unknown. Only an unused window surely has room, as for most costs.
-    if window.remaining >= max(rule.cost, 1) and (not rule.cost_by_function or not window.used):
+    if window.retry_after_us == 0 and (not rule.cost_by_function or not window.used):
         return Verdict.HAS_ROOM
     if rule.shadow:
         return Verdict.WOULD_REFUSE
@@ -296,9 +310,8 @@ def _hedge_of(rule: PublishedRule, window: LimitState, depends: str) -> str:
     if depends:
         return depends
     wait_us = window.retry_after_us
-    if wait_us == 0:  # room for one, not for its cost
-        wait_us = window.more_after_us
-    if rule.wait_us and (wait_us is None or wait_us <= rule.wait_us):
+    # No wait makes room for more than the limit.
+    if rule.wait_us and rule.cost <= window.limit.amount and (wait_us is None or wait_us <= rule.wait_us):
         return f"requests may wait, up to {rule.wait_us / 1_000_000:g} s"
     if rule.leased:
         return "workers may have leased units for a second"

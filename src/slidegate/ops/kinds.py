@@ -132,7 +132,7 @@ class Subject:
             return EVERYONE
         if rule.key == FUNCTION:
             return self.key
-        if self.addresses is None:
+        if not self.addresses:
             if self.key.startswith(beginnings_of(rule.key)):
                 return self.key
             return ""
@@ -151,16 +151,17 @@ class Subject:
 
     def is_several(self, rule: PublishedRule) -> bool:
         """Return whether it is a network with several clients, each with an address that the rule counts by itself."""
-        if self.addresses is None:
+        if not self.addresses:
             return False
         version, first, last = self.addresses
+        bits = 128 - rule.ipv6_prefix
         if version == 4:
-            return last - first >= 1 << 32 - rule.ipv4_prefix
-        return last - first >= 1 << 128 - rule.ipv6_prefix
+            bits = 32 - rule.ipv4_prefix
+        return (last - first) >> bits > 0
 
     def share_in(self, ranges: Iterable[AddressRange]) -> Share:
         """Return how much of its addresses is in some ranges, no two of which touch; a part if they are not known."""
-        if self.addresses is None:
+        if not self.addresses:
             return "part"
         own_version, first, last = self.addresses
         share: Share = "none"
@@ -175,7 +176,7 @@ class Subject:
     def share_banned(self, ban: Ban) -> Share:
         """Return how much of its addresses a ban refuses: one by hand refuses a whole network, a policy's its key."""
         banned = network_of(ban.key)
-        if ban.level or banned is None or self.addresses is None:
+        if ban.level or not banned or not self.addresses:
             return "none"
         return self.share_in([banned])
 

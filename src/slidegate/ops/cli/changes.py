@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -12,9 +12,6 @@ from ...core.errors import closest
 from ..published_rules import ban_by_hand
 from ..rows import as_json, key_of, time_of
 from .main import Answer, asking, note, program, table, with_author, with_duration, with_reason, with_value
-
-_OF_BANS: Final = ("key", "until", "by", "level", "reason")
-_OF_CHANGES: Final = ("name", "limit", "until", "by", "reason")
 
 
 @program.group()
@@ -34,7 +31,8 @@ async def list_bans(limiter: Limiter) -> Answer:
     \b
     Example: slidegate bans list
     """
-    return _listed([ban async for ban in limiter.bans()], _OF_BANS, "there are no bans")
+    columns = ("key", "until", "by", "level", "reason")
+    return _listed([ban async for ban in limiter.bans()], columns, "there are no bans")
 
 
 @bans.command("add")
@@ -139,7 +137,8 @@ async def list_limits(limiter: Limiter) -> Answer:
     \b
     Example: slidegate limits list
     """
-    return _listed(await limiter.overrides(), _OF_CHANGES, "every limit is as configured")
+    columns = ("name", "limit", "until", "by", "reason")
+    return _listed(await limiter.overrides(), columns, "every limit is as configured")
 
 
 @limits.command("set")

@@ -17,11 +17,7 @@ from ..rows import key_of, span, time_of
 from .changes import compare_secrets
 from .main import UNKNOWN, Answer, NoAnswer, asking, program, table, with_value
 
-REFUSED: Final = 1
-"""The exit code if something refuses the key."""
 _S: Final = 1_000_000
-_COLUMNS: Final = ("rule", "what", "used", "left", "more in", "now", "requests", "key", "note")
-_REFUSALS: Final = ("time", "rule", "limit", "reason", "route", "client")
 
 
 @program.command()
@@ -48,7 +44,7 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
     facts = await facts_of(limiter, client)
     code = 0
     if facts.refused_by is not None:
-        code = REFUSED
+        code = 1  # something refuses the key, or may
     elif facts.is_open and facts.off is None:
         code = UNKNOWN
     return [{**answer_of(facts), "code": code}], _lines(facts)
@@ -60,9 +56,10 @@ async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
 def _lines(facts: Facts) -> Iterator[str]:
     refusals = [{**event.details, "time": time_of(event.time_us / _S)} for event in facts.refusals or ()]
     if refusals:
-        yield from (*table(_REFUSALS, refusals), "")
+        yield from (*table(("time", "rule", "limit", "reason", "route", "client"), refusals), "")
     if facts.rows:
-        yield from (*table(_COLUMNS, map(_cells, facts.rows)), "")
+        columns = ("rule", "what", "used", "left", "more in", "now", "requests", "key", "note")
+        yield from (*table(columns, map(_cells, facts.rows)), "")
     yield _verdict(facts)
     if facts.refused_lately:
         yield facts.refused_lately
@@ -105,7 +102,7 @@ def _refused_by(fact: Fact, now_us: int) -> str:
     if until_us is not None:
         words += f" until {time_of(ceil(until_us / _S))}"
     elif fact.window is not None:
-        words += " until one of its requests ends"
+        words += " until there is room"  # for its cost, or as a request of it has ended
     about = fact.note
     if fact.window is None:
         about = joined(fact.what, about)
