@@ -209,7 +209,11 @@ class FactsOfRules:
                 self.leave_out("whether a banned operator has its address", ban.key)
 
     def _of_rules(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
-        """Yield the rows of rules, one for each of their limits; none for a rule that no request of its own reaches."""
+        """Yield the rows of rules, one for each of their limits; none for a rule that no request of its own reaches.
+
+        That is known of a rule below one that ends the list for every request, or for requests in the same words. Rules
+        of other words are not compared: ``/api/x`` has rows that refuse below an exempt ``/api/{rest:path}``.
+        """
         ending: list[PublishedRule] = []  # the rules that end the list, so far
         for rule in rules:
             above = [
