@@ -8,6 +8,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from types import ModuleType
 
@@ -48,6 +49,12 @@ def test_a_type_checker_reads_code_that_uses_each_name() -> None:
     imported = {name.name for node in imports for name in node.names}
     used = {ast.unparse(node) for node in ast.walk(code) if isinstance(node, (ast.Name, ast.Attribute))}
     assert {one for one in slidegate.__all__ if f"slidegate.{one}" not in used} == imported & used
+
+
+@pytest.mark.parametrize("module", EXPORTING, ids=lambda module: module.__name__)
+def test_annotations_of_classes_are_read_at_run_time_too(module: ModuleType) -> None:
+    for one in filter(inspect.isclass, map(vars(module).get, module.__all__)):
+        typing.get_type_hints(one)
 
 
 def test_every_exception_has_one_root() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypedDict, Unpack
+from typing import Any, ClassVar, Final, Protocol, TypedDict, Unpack
 
 from anyio import to_thread
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,9 +41,6 @@ from .start import FailsAtStartup, compare_names, fail_startup, is_in_stack, sta
 from .visit import Visit
 from .waiting import discard_message
 from .websockets import MessageLimits
-
-if TYPE_CHECKING:
-    from pathlib import Path  # not at run time: it takes two milliseconds of the start
 
 _REQUESTS: Final = frozenset({"http", "websocket"})
 ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
@@ -131,7 +128,7 @@ class RateLimitMiddleware(FailsAtStartup):
             middleware stack the error is sent as ``lifespan.startup.failed`` instead, see `start`.
     """
 
-    file: Path | None = None
+    file: PathLike[str] | None = None
     """The configuration file that its options come from; None if there is none."""
     options: tuple[object, ...] = ()
     """Its options as they were given but for `enabled`, in the order of the signature; none if it shares its counts."""
