@@ -78,6 +78,7 @@ class RecentEvents:
             name: safe_text(value, is_message=True)[:MAX_DETAIL] for name, value in islice(details.items(), MAX_DETAILS)
         }
         entry = {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}
+        # Bans in shadow are with the other bans, and "" is the ring of all kinds that are not apart.
         self._latest.get(kind.replace("shadow_banned", "banned"), self._latest[""]).append(entry)
 
     def entries(self) -> list[dict[str, Any]]:

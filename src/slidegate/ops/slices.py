@@ -140,6 +140,7 @@ class Clients(dict[str, ClientTraffic]):
         return client
 
     def __bool__(self) -> bool:
+        """Whether anything was counted; `len` is of the traffic that was made."""
         return len(self) + len(self.admitted) > 0
 
     def add(self, other: Clients) -> None:
@@ -150,6 +151,7 @@ class Clients(dict[str, ClientTraffic]):
         self.forget_rare()
 
     def _add_admitted(self, other: Clients, keys: Iterable[str]) -> None:
+        """Add the admitted requests that another one has counted for some keys to the traffic of these here."""
         amounts = cache(amounts_of)  # they are the same for all clients of a rule
         for key in keys:
             for (route, _, *buckets), requests in other.admitted[key].items():
