@@ -709,6 +709,14 @@ async def test_events_are_written_again_only_if_there_are_new_ones(statistics: S
     assert not statistics._events.has_unwritten
 
 
+async def test_bans_in_shadow_displace_bans_and_nothing_else(statistics: Statistics) -> None:
+    for kind in ("config_reloaded", *["banned", "shadow_banned"] * recent_events.MAX_ALIKE):
+        statistics.event(Event(kind, kind))
+    half = recent_events.MAX_ALIKE // 2
+    kinds = Counter(event.kind for event in await statistics.events(1_000))
+    assert kinds == {"config_reloaded": 1, "banned": half, "shadow_banned": half}
+
+
 async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) -> None:
     for number in range(MAX_SERIES + 1):
         rules = tuple(f"{rule:02}{number:03}".ljust(64, "r") for rule in range(10))

@@ -141,7 +141,7 @@ class Clients(dict[str, ClientTraffic]):
 
     def __bool__(self) -> bool:
         """Whether anything was counted; `len` is of the traffic that was made."""
-        return len(self) + len(self.admitted) > 0
+        return bool(len(self) or self.admitted)
 
     def add(self, other: Clients) -> None:
         """Add what was counted since."""
