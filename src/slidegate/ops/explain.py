@@ -94,7 +94,7 @@ class Facts(NamedTuple):
         rules = {row.rule: None for row in self.rows if row.does is Verdict.MAY_REFUSE}
         if not rules:
             return ""
-        return f", except perhaps {listed([*rules])}"
+        return f", except perhaps {listed(rules)}"
 
 
 def answer_of(facts: Facts) -> dict[str, Any]:
@@ -158,7 +158,7 @@ async def facts_in(
         traffic=traffic,
         changes={override.name: override for override in overrides},
     )
-    places = [*dict.fromkeys(place for rule in rules for place in maker.places_of(rule))]
+    places = dict.fromkeys(place for rule in rules for place in maker.places_of(rule))
     counted = [(counted_by, {bucket: limit}) for counted_by, bucket, limit in places]
     # The first asks for the time, if there is no window.
     own, *views = await inspect_keys(limiter, [(subject.key, {}), *counted])
@@ -172,11 +172,8 @@ async def facts_in(
     if events is None:
         left_out.insert(0, "refusals, as no worker has written statistics within five minutes")
     else:
-        refusals = [
-            event
-            for event in events
-            if event.kind == "refused" and not keys.isdisjoint(map(event.details.get, SUBJECTS))
-        ][:MOST_REFUSALS]
+        refused = [event for event in events if event.kind == "refused"]
+        refusals = [event for event in refused if not keys.isdisjoint(map(event.details.get, SUBJECTS))][:MOST_REFUSALS]
     seen = traffic.get(subject.key) or traffic.get(client)
     return Facts(
         subject.key,
@@ -200,7 +197,7 @@ def _left_out(maker: FactsOfRules, published: Iterable[Publication], now_us: int
         if not publication.is_readable:
             maker.leave_out("rules of another version", f"{publication.workers} workers")
         idle_us = max(idle_us, now_us - (publication.seen_us or now_us))
-    left_out = [f"{text} ({listed([*whose])})" for text, whose in maker.left_out.items()]
+    left_out = [f"{text} ({listed(whose)})" for text, whose in maker.left_out.items()]
     if idle_us > MINUTE_US:
         left_out.append(f"what workers have changed since their last request, {span(idle_us / 1_000_000)} ago")
     return left_out

@@ -126,7 +126,7 @@ class FactsOfRules:
     left_out: dict[str, dict[str, None]] = field(default_factory=dict)
     is_open: bool = False
 
-    def leave_out(self, text: str, whose: str, is_open: bool = True) -> None:
+    def leave_out(self, text: str, whose: str, *, is_open: bool = True) -> None:
         """Note what was not read, of which rule, and whether it is not known without it if the key is refused."""
         self.left_out.setdefault(text, {})[whose] = None
         self.is_open |= is_open
@@ -216,12 +216,9 @@ class FactsOfRules:
         """
         ending: list[PublishedRule] = []  # the rules that end the list, so far
         for rule in rules:
-            above = [
-                other
-                for other in ending
-                # A limit at an endpoint holds whatever other rules let pass.
-                if not rule.at_endpoint and other.order < rule.order and other.requests in ("", rule.requests)
-            ]
+            above = [other for other in ending if other.order < rule.order and other.requests in ("", rule.requests)]
+            if rule.at_endpoint:  # whatever other rules let pass
+                above = []
             if all(other.conditional for other in above):
                 yield from self._of_rule(rule, " and ".join(f"unless {other.rule} ends the list" for other in above))
             if rule.action == "exempt" or rule.final:
@@ -243,14 +240,14 @@ class FactsOfRules:
         among = self.subject.among(rule)
         windows = [_as_met(rule, self.windows[place]) for place in self.places_of(rule)]
         if key and not windows:
-            self.leave_out("limits that functions return", rule.rule, not rule.shadow)  # which refuses nothing
+            self.leave_out("limits that functions return", rule.rule, is_open=not rule.shadow)  # which refuses nothing
         # A function may return any key; that it returns an address is known once something was spent under it.
         if rule.key == FUNCTION and self.subject.addresses:
             windows = [window for window in windows if window.used]
             if not windows:
                 key = ""
         if among or not key:
-            self.leave_out(self._other_key(rule), rule.rule, False)  # which is explained by itself
+            self.leave_out(self._other_key(rule), rule.rule, is_open=False)  # which is explained by itself
         for window in windows:
             row = Fact(
                 rule.rule,

@@ -216,7 +216,7 @@ def where_read(rules: Iterable[PublishedRule]) -> str:
             names[repr(rule.rule)] = None
     if not names:
         return ""
-    return f"where {listed([*names])} counts by it"
+    return f"where {listed(names)} counts by it"
 
 
 def _remedy_of(kind: str) -> str:

@@ -5,7 +5,7 @@ Names end in their unit: `_at` is Unix time in seconds, `_s` seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -83,9 +83,9 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.3g} %"
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Collection[str]) -> str:
     """Return some names in one line: ``api, login``; of many, the first and how many more there are."""
-    text = ", ".join(names[:_LISTED])
+    text = ", ".join([*names][:_LISTED])
     if len(names) > _LISTED:
         text += f" and {len(names) - _LISTED} more"
     return text

@@ -199,6 +199,4 @@ def _check_counts(logs: AccessLogs, simulation: Simulation) -> None:
     if records > simulation.requests:
         note(f"{records - simulation.requests:,} records are no HTTP requests, and are not counted")
     if clients == 1 and simulation.requests >= MANY_REQUESTS:
-        note(
-            f"all requests come from {listed([*simulation.clients])}; if that is a proxy, log the address of the client"
-        )
+        note(f"all requests come from {listed(simulation.clients)}; if that is a proxy, log the address of the client")
