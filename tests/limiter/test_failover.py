@@ -431,10 +431,17 @@ def known(*question: Any) -> Decision:
     return Decision(False, Reason.LIMITED)
 
 
+MISTAKE = ConfigurationError("needs asyncio")
+
+
+async def mistaken(*question: Any) -> Decision:
+    raise MISTAKE
+
+
 @pytest.mark.parametrize(
     ("replaced", "by"),
-    [("hit", known), ("strike", lambda *strike: None), ("hit", Mock(side_effect=ConfigurationError("needs asyncio")))],
-    ids=["a refusal that is known", "a strike that need not be asked about", "a mistake of the caller"],
+    [("hit", known), ("strike", lambda *strike: None), ("hit", Mock(side_effect=MISTAKE)), ("hit", mistaken)],
+    ids=["a refusal that is known", "a strike that need not be asked about", "a mistake", "a mistake that is awaited"],
 )
 async def test_what_says_nothing_of_the_server_is_no_probe(replaced: str, by: Any) -> None:
     setup = Setup("allow")
@@ -621,9 +628,9 @@ async def test_a_later_answer_to_a_call_that_another_answer_has_ended_is_no_late
     assert (traffic.events, traffic.limiter.failures) == ([], 0)
 
 
-@pytest.mark.parametrize(("error", "kind"), [(None, "store_late"), (StoreUnavailable("reset"), "store_error")])
+@pytest.mark.parametrize("error", [None, StoreUnavailable("reset"), REFUSED], ids=repr)
 async def test_what_gets_no_answer_in_a_call_that_was_answered_in_part_is_told_once_a_minute(
-    error: Exception | None, kind: str
+    error: Exception | None,
 ) -> None:
     traffic = Traffic(lambda number: NEVER_S if number % 4 in (1, 2) else QUICK_S)
     made, reasons = traffic.store.made, list[Reason]()
@@ -642,10 +649,8 @@ async def test_what_gets_no_answer_in_a_call_that_was_answered_in_part_is_told_o
     await one_call()
     assert reasons == [Reason.OK, Reason.UNAVAILABLE, Reason.UNAVAILABLE] * 5
     assert (traffic.limiter.failures, traffic.limiter.is_failing) == (5, False)
-    assert [(event.kind, event.details["late"]) for _, event in traffic.events] == [
-        (kind, 0 if error else 1),
-        (kind, 0 if error else 5),
-    ]
+    told = [(event.kind, event.details["late"]) for _, event in traffic.events]
+    assert told == ([("store_error", 0)] * 2 if error else [("store_late", 1), ("store_late", 5)])
 
 
 async def test_a_server_that_always_needs_80_ms_is_late_once_a_minute_and_no_outage() -> None:

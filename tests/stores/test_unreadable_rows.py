@@ -124,7 +124,8 @@ async def prepared(limiter: Limiter, store: Any) -> None:
 @example(row=b"\xff" * 8 + b"no ban", at=1)
 @example(row=b"short", at=2)
 @example(row=b"short", at=3)
-@example(row=b"\xff" * 24, at=4)
+@example(row=pack(">qqqq", -1, 2**62, -1, 0), at=4)
+@example(row=pack(">qqqq", -1, 2**62, 2**63 - 1, 0), at=4)
 @example(row=b"\xff" * 8 + b"5", at=5)
 @example(row=b"\xff" * 8 + b'{"version": 1}\n{', at=5)
 async def test_in_redis(row: bytes, at: int, server: RedisServer) -> None:
