@@ -7,9 +7,9 @@ their attributes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import length_hint
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
@@ -27,6 +27,7 @@ UNKNOWN: Final = "*"
 MANY_ROUTES: Final = 50
 DEPTH: Final = 64
 """The maximum depth of nested applications; one may be mounted in itself."""
+_compiled: Final = lru_cache(compile_path)
 
 
 def attribute_of(thing: object, name: str, default: Any = None) -> Any:
@@ -72,13 +73,17 @@ def router_of(app: object) -> Any:
 def routes_of(app: object) -> list[Any] | None:
     """Return the routes of an application, with included routers expanded in place; None if they are unknown.
 
-    Behind them are those of FastAPI's `app.frontend`, which takes what no route takes.
+    Behind them stands what takes the requests that no route takes: those of FastAPI's `app.frontend`, and a `default`
+    of the router's that is not Starlette's.
     """
     router = router_of(app)
     listed = attribute_of(router, "routes")
     if not isinstance(listed, Sequence) or not all(isinstance(route, BaseRoute) for route in listed):
         return None
-    return [*_expanded(listed), *attribute_of(router, "_iter_low_priority_routes", tuple)()]
+    routes = [*_expanded(listed), *attribute_of(router, "_iter_low_priority_routes", tuple)()]
+    if attribute_of(router, "default") != attribute_of(router, "not_found"):
+        routes.append(Mount("", router.default))
+    return routes
 
 
 def visible_app(app: object, scope: Scope) -> object:
@@ -138,12 +143,8 @@ class MountedRoute:
     def is_at(self, path: str) -> bool:
         """Return whether requests with a path reach it, unless another route takes them."""
         with suppress(ValueError):  # a mount and a route have parameters of one name
-            return path.startswith(self.path.partition("{")[0]) and self._match(path) is not None
+            return path.startswith(self.path.partition("{")[0]) and _compiled(self.path)[0].match(path) is not None
         return False
-
-    @cached_property
-    def _match(self) -> Callable[[str], object]:
-        return compile_path(self.path)[0].match
 
 
 def text_of_methods(methods: Iterable[str]) -> str:
@@ -161,21 +162,20 @@ def _unknown(app: object, above: str) -> MountedRoute:
 def walk(
     app: object, above: str = "", inside: tuple[object, ...] = ()
 ) -> Iterator[tuple[Any, str, tuple[object, ...]]]:
-    """Yield every route of an application and its mounts, each with the path where its router is mounted.
+    """Yield every route of an application and its mounts, each with the path of its router; a mount with its own path.
 
     Args:
         above: The path where the application is mounted.
         inside: The applications around it, which may be mounted in themselves; they are yielded, too.
     """
     for route in routes_of(app) or ():
-        yield route, above, inside
-        if isinstance(route, (Mount, Host)) and route.app not in inside and len(inside) < DEPTH:
-            yield from walk(route.app, _below(route, above), (*inside, route.app))
-
-
-def _below(mount: Mount | Host, above: str) -> str:
-    """Return the path of what is mounted; a host, which clients choose, has no part in it."""
-    return above + getattr(mount, "path", "")
+        if not isinstance(route, (Mount, Host)):
+            yield route, above, inside
+            continue
+        below = above + getattr(route, "path", "")  # a host, which clients choose, has no part in it
+        yield route, below, inside
+        if route.app not in inside:
+            yield from walk(route.app, below, (*inside, route.app))
 
 
 def mounted_routes(app: object, above: str = "") -> list[MountedRoute]:
@@ -189,7 +189,7 @@ def mounted_routes(app: object, above: str = "") -> list[MountedRoute]:
         for route, path, _ in walk(app, above):
             if isinstance(route, (Mount, Host)):
                 if routes_of(route.app) is None:
-                    routes.append(_unknown(route.app, _below(route, path)))
+                    routes.append(_unknown(route.app, path))
             elif attribute_of(route, "endpoint") is not None and hasattr(route, "path_format"):
                 routes.append(MountedRoute(route, path))
             else:  # a frontend, or of a class of the user's
@@ -250,7 +250,8 @@ def reach(app: object, scope: Scope) -> MountedRoute | None:
             if not isinstance(route, (Mount, Host)):
                 return MountedRoute(route, above)
             scope.update(additions)
-            app, above = route.app, _below(route, above)
+            app = route.app
+            above += getattr(route, "path", "")
     return None
 
 
