@@ -135,7 +135,7 @@ async def test_rows_are_written_and_read_whatever_other_threads_write_meanwhile(
         own.rows["other", next(numbers), b"w"] = b"x", own.time() + 3_600_000_000
 
     gc.callbacks.append(another_thread_writes)
-    gc.freeze()  # a collection of all that other tests have left would take seconds
+    gc.freeze()  # for the rest of the run, since a collection of all that other tests have left would take seconds
     gc.set_threshold(1)
     try:
         for number in range(100, 110):
@@ -143,7 +143,6 @@ async def test_rows_are_written_and_read_whatever_other_threads_write_meanwhile(
             assert len(await limiter.rows("kept", 0, 200)) == number + 1
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
         gc.callbacks.remove(another_thread_writes)
     assert next(numbers) > 10
 
