@@ -219,17 +219,16 @@ class RateLimit:
                 visit.effects = [*visit.effects, *plan.effects]
         elif visit.refusal is not None:  # a refusal that was caught; otherwise what counts nothing is no decision
             visit.add(decision)
-        elif (
-            decision is plan.verdict
-            and plan.is_direct
-            and plan.limiting[0].bucket  # not of permits alone, of which it holds one
-            and visit.status == STARTS["websocket.accept"]
-        ):
-            # It was counted before: who checks each message would let all of them pass.
-            raise ConfigurationError(
-                "RateLimit: it has counted this websocket, each of which it counts once; for each message write "
-                'RateLimitMiddleware(..., messages=MessageLimits("10/second")), or await limiter.hit(...)'
-            )
+        elif visit.status == STARTS["websocket.accept"]:
+            # Who checks each message would let all of them pass; a permit is held until the end.
+            counted = [
+                bucket.name for one in visit.own_decisions for bucket, _, _ in one.checks if not bucket.is_permit
+            ]
+            if any(bound.identity in counted for bound in plan.limiting):
+                raise ConfigurationError(
+                    "RateLimit: it has counted this websocket, each of which it counts once; for each message write "
+                    'RateLimitMiddleware(..., messages=MessageLimits("10/second")), or await limiter.hit(...)'
+                )
         if plan.is_followed:
             policy.engine.reservations.open(decision, plan.reserving)
             if plan.shadows:

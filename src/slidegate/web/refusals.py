@@ -46,15 +46,12 @@ _TITLES: Final = {
 }
 _MAX_RENDERED: Final = 1_024
 """The most answers that are cached for all middlewares."""
-_MAX_METHOD: Final = 64
-"""The most characters of a method in an event; all registered methods are shorter."""
-_MAX_PATH: Final = 200
-"""The most characters of a path in an event."""
+_MAX_TEXT: Final = 200
+"""The most characters of a method or a path in an event."""
 POLICY_VIOLATION: Final = 1008
 """The close code of a connection whose client is banned or refused (RFC 6455, section 7.4.1)."""
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
-_NORMAL: Final = 1000
 _TYPES_OF_MESSAGES: Final = {
     "http": ("http.response.start", "http.response.body"),
     "websocket": ("websocket.http.response.start", "websocket.http.response.body"),
@@ -272,8 +269,8 @@ class Refusals:
             status = visit.status
         elif takes_answer(scope):
             status = self.answer(refusal).status
-        method = escaped(str(scope.get("method", "WEBSOCKET")), _MAX_METHOD)
-        path = escaped(str(scope.get("path", "")), _MAX_PATH)
+        method = escaped(str(scope.get("method", "WEBSOCKET")), _MAX_TEXT)
+        path = escaped(str(scope.get("path", "")), _MAX_TEXT)
         details: dict[str, object] = {
             "key": key,
             "client": client,
@@ -338,7 +335,7 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
     except OSError:
         raise
     except Exception:
-        await send({**message, "code": _NORMAL})
+        await send({**message, "code": 1000})
 
 
 @lru_cache(_MAX_RENDERED)

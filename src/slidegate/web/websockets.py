@@ -26,8 +26,6 @@ from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, close_websocket
 from .signals import Signals
 from .visit import Visit
 
-_OWN_CODES: Final = (POLICY_VIOLATION, TRY_AGAIN_LATER)
-_OPEN: Final = ("websocket.accept", "websocket.send")  # what leaves a websocket open
 LOOK_EVERY_US: Final = 10_000_000
 """How old the last look for a ban of the client may be when a message comes or goes."""
 
@@ -99,10 +97,10 @@ class GuardedWebSocket:
     async def send(self, message: Message) -> None:
         """Forward a message of the application; raise `OSError` after the end (ASGI, "Send after disconnect")."""
         await self._end_if_banned()
-        is_close = message["type"] not in _OPEN
+        is_close = message["type"] not in ("websocket.accept", "websocket.send")
         if self._ended is None:
             self._is_closed = is_close
-            if is_close and message.get("code") in _OWN_CODES:  # of a limit at an endpoint
+            if is_close and message.get("code") in (POLICY_VIOLATION, TRY_AGAIN_LATER):  # of a limit at an endpoint
                 await close_websocket(self._send_on, message["code"], message.get("reason") or "")
             else:
                 await self._send_on(message)
