@@ -84,6 +84,8 @@ def read_span_us(text: str, option: str, problem: str) -> int:
     # A unit alone is one of it.
     number = int(match[1] or 1)
     unit = match[2].lower()
+    if match[2] == "M":  # who writes months so must not get minutes
+        unit = "month"
     if unit in _UNITS_US:
         return number * _UNITS_US[unit]
     for spellings, name, days in _NO_LENGTH:
