@@ -245,7 +245,7 @@ def test_what_outlasts_a_reboot_is_copied_after_a_copy_that_failed(
 
     monkeypatch.setattr(kept, "KEEP_EVERY_S", 0.01)
     monkeypatch.setattr(kept.Kept, "keep", keep)
-    own = kept.Kept(tmp_path, lambda event: None, lambda *_: None)
+    own = kept.Kept(tmp_path, lambda event: None, lambda *_: None, lambda: False)
     while ends:
         own.keep_up()
         time.sleep(0.02)

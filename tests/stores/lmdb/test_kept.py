@@ -25,7 +25,7 @@ import pytest
 from slidegate import BanPolicy, ConfigurationError, Quota, parse_limits
 from slidegate.core import Ban, Bucket, StoreTimeout, StoreUnavailable
 from slidegate.core.bans.ban import read_ban
-from slidegate.stores.lmdb import LmdbStore, counts, environment, gate, kept
+from slidegate.stores.lmdb import LmdbStore, counts, gate, kept
 from slidegate.stores.lmdb.counts import LAYOUT, boot_id, boot_us
 from slidegate.stores.lmdb.kept import KEPT, Kept
 from slidegate.stores.lmdb.transaction import Transaction
@@ -222,7 +222,6 @@ def test_a_reader_keeps_no_worker_from_starting_again(machine: Machine) -> None:
     assert reader.peek(CHECKS).remaining == 3
 
     def begin() -> Any:
-        environment._open.clear()  # the options of the parent are others
         machine.boot = "2"
         return LmdbStore(machine.path, **SMALL)
 
@@ -239,7 +238,6 @@ def test_the_size_of_the_map_is_that_in_the_file_unless_a_store_alone_asks_for_m
 
     def beside(most: int) -> Callable[[], object]:
         def begin() -> Any:
-            environment._open.clear()  # the options of the parent are others
             own = LmdbStore(path, max_map_size=most)
             assert size_of(own) == 8 * mib
             return own

@@ -20,9 +20,10 @@ from slidegate.stores.lmdb import LmdbStore, batching, gate
 
 from ...contract.store_contract import CHECKS, HOUR_US
 from ...hurry import PATIENCE_S
+from ...redis_servers import until
 from ..conftest import Opened
 from ..forked import fork
-from .processes import SMALL
+from .processes import SMALL, open_files
 
 
 def is_gate_free(store: Any) -> bool:
@@ -128,6 +129,46 @@ def test_wherever_a_handler_raises_the_next_is_answered(store: Any, name: str) -
         assert len(answered(store)) == len(ACTS)
         assert is_gate_free(store)
     assert next(numbers) > 20
+
+
+HANDLERS: dict[str, Callable[[Callable[[], Any], list[Any]], object]] = {
+    "opens and closes": lambda opened, _: opened().close(),
+    "opens": lambda opened, others: others.append(opened()),
+    "closes": lambda _, others: others.pop().close(),
+    "closes and opens": lambda opened, others: (others.pop().close(), others.append(opened())),
+}
+
+
+@pytest.mark.parametrize("does", HANDLERS)
+@pytest.mark.parametrize("place", ["store", "elsewhere"])
+@pytest.mark.parametrize("name", ["hit", "open and close", pytest.param("ban", marks=pytest.mark.all)])
+def test_wherever_a_handler_opens_or_closes_stores_all_are_answered_and_closed(
+    store: Any, monkeypatch: pytest.MonkeyPatch, name: str, place: str, does: str
+) -> None:
+    """It waits for nothing that its own thread has, and no file is closed while a store uses it, or left open."""
+    monkeypatch.setattr(gate, "WAIT_S", 0.0)
+    path, numbers = store._env.path.with_name(place), count()
+    opened = partial(LmdbStore, path, **SMALL)
+
+    def play() -> None:
+        is_there = True
+        while is_there:
+            others = [opened() for _ in range(does.startswith("closes"))]
+            handle = partial(HANDLERS[does], opened, others)
+            is_there = is_interrupted(partial(ACTS[name], store), next(numbers), handle)
+            for each in (*others, store):
+                each.hit(CHECKS)
+            for each in others:
+                each.close()
+            until(lambda: not open_files(path.with_name("elsewhere")), "all are closed")
+        ends.append(next(numbers))
+
+    ends = list[int]()
+    player = threading.Thread(target=play, daemon=True)
+    player.start()
+    player.join(PATIENCE_S)
+    assert ends
+    assert ends[0] > 20
 
 
 def test_wherever_a_handler_asks_another_store_it_gives_away_no_turn(

@@ -307,7 +307,7 @@ def test_a_full_file_goes_on_when_what_is_in_it_has_ended(opened: Opened, stuffi
     store = opened(max_map_size=1 << 20, clock=clock)
     assert fill(store, [1], "1/minute") == [True]
     stuff(store, stuffing, MINUTE_US)
-    with gate_held(store), pytest.raises(StoreTimeout, match=r"has held the files for 0\.02 s"):
+    with gate_held(store), pytest.raises(StoreTimeout, match="has held the files for too long"):
         store.hit(CHECKS, (), 0.02)
     store.close()
     store = opened(max_map_size=1 << 20, clock=clock)
@@ -478,7 +478,7 @@ async def test_a_command_waits_longer_for_a_writer_than_a_request(limiter: Limit
 async def test_a_command_is_given_up_after_half_a_minute(limiter: Limiter, name: str) -> None:
     time = VirtualTime()
     with gate_held(limiter.store):
-        with pytest.raises(StoreTimeout, match=r"no answer within 30 s|has held the files for 30 s"):
+        with pytest.raises(StoreTimeout, match=r"no answer within 30 s|has held the files for too long"):
             await (COMMANDS | MORE)[name](limiter)
         assert time.passed_s == pytest.approx(30, abs=0.1)
         await requests_are_given_up(limiter)

@@ -217,6 +217,22 @@ async def test_a_store_that_is_closed_beside_a_thread_that_hangs_closes_its_file
     assert (await answer_of(opened(max_map_size=1 << 21).hit(CHECKS))).remaining == 3
 
 
+async def test_where_no_thread_can_be_started_a_store_that_is_closed_waits_a_moment_for_one_that_hangs(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "WAIT_S", 0.02)
+    monkeypatch.setattr(environment, "in_background", lambda work: None)
+    store, before_s = opened(), time.monotonic()
+    await answer_of(store.hit(CHECKS))
+    with thread_hangs(store):
+        assert store.close() is None
+        assert time.monotonic() < before_s + HANGS_S / 2
+    again = opened()
+    assert (await answer_of(again.hit(CHECKS))).remaining == 3
+    again.close()
+    assert open_files(again._env.path) == []
+
+
 # -- how long a question waits -----------------------------------------------------------------------------------------
 
 

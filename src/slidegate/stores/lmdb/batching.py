@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 from ...core.errors import StoreTimeout, StoreUnavailable
 from ...core.store import COMMAND_DEADLINE_S
 from ..shared import answer_of, on_loop, run_unless_on_loop, running_loop
-from .gate import POLL_S, THREAD_LOCK, WAIT_S
+from .gate import THREAD_LOCK, TOO_LONG, WAIT_S, pause
 from .kept import in_background
 from .transaction import Job, Transaction, Transactions
 
@@ -139,9 +139,7 @@ class Batcher:
             answers = self.transactions.write((job,), wait_s)
             if answers is not None:
                 return answers[0]
-            if time.monotonic() >= until_s:
-                raise _too_long(deadline_s)
-            time.sleep(POLL_S)
+            pause(until_s)
 
 
 class _ThreadJobs(threading.local):
@@ -231,7 +229,7 @@ class _LoopJobs:
         for future, _, until_s in items:
             if now_s < until_s:  # so are those behind it, which were queued later
                 break
-            _fail(future, _too_long(COMMAND_DEADLINE_S))
+            _fail(future, StoreTimeout(TOO_LONG))
         return items
 
 
@@ -241,7 +239,3 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if isinstance(error, StopIteration):  # of a user's clock that is an iterator; futures reject it
         error = RuntimeError(repr(error))
     future.set_exception(error)
-
-
-def _too_long(timeout_s: float) -> StoreTimeout:
-    return StoreTimeout(f"lmdb: another process or thread has held the files for {timeout_s:g} s; is it stopped?")

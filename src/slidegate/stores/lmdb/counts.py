@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -68,7 +67,6 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MACOS_BOOT_ID: Final = ("/usr/sbin/sysctl", "-n", "kern.bootsessionuuid")
 # macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC is the same for all processes and includes sleep.
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_NAME: Final = re.compile(r"counts-(\d+)-\w+\.mdb")
 _READY: Final = b"ready"
 """The key of the identity of the gate behind which the file is used, and the key of the hash that selects cells. They
 are written when the file is complete."""
@@ -136,9 +134,11 @@ class CountsFile:
         return is_file_at(self._file, self.path)
 
     def close(self) -> None:
-        """Close it."""
+        """Close it, unless it is."""
         self.lmdb.close()
-        os.close(self._file)
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
     def open_databases(self, *, create: bool) -> None:
         """Open the databases, with a new random key of the hash that selects cells."""
@@ -252,12 +252,9 @@ def _file_of_users(path: Path) -> Path | None:
     files = sorted(path.glob("counts-*.mdb"))
     if not files:
         return None
-    name = _NAME.fullmatch(files[0].name)
-    layout = files[0].name
-    if name is not None:
-        layout = name[1]
-        if int(layout) == LAYOUT:
-            return files[0]
+    layout = files[0].name.split("-")[1]
+    if layout == str(LAYOUT):
+        return files[0]
     raise ConfigurationError(
         f"lmdb: {path} is in use with layout {layout} by another version of slidegate, and this one uses {LAYOUT}; "
         "stop those workers first, or choose another path"

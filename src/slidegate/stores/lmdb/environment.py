@@ -11,16 +11,16 @@ tried and never waited for: one stopped process must not block every event loop 
 
 *The file of counts* is opened and closed in turns, too, before their transactions::
 
-    SHUT ---- opened ----> OPEN ---- LMDB failed in a transaction ----> FAILED
-     ^                      | deleted or replaced by somebody,            | closed, and deleted if a page is damaged
-     |                      | or inherited by a child of fork: closed     |
-     '----------------------+---------------------------------------------'
+    SHUT ---- a user asks: opened ----> OPEN ---- LMDB failed in a transaction ----> FAILED
+     ^                                   | deleted or replaced by somebody,            | closed, and deleted
+     |                                   | inherited by a child of fork,               | if a page is damaged
+     |                                   | or without users: closed                    |
+     '-----------------------------------+---------------------------------------------'
 
-*The environment* ends when the last store of this process leaves it; one that comes later makes another one::
-
-    the last store leaves ----> what is not kept is copied ----> in a turn without a transaction: CLOSED
-                                                                  |
-                                             a store has come meanwhile: all goes on
+*An environment* has the stores of this process as its users. When the last one leaves, what is not kept is copied, and
+the files are closed, unless a store has come meanwhile. The environment itself stays, so there is no moment at which a
+store could come to one that has ended: a store that comes while the files are closed opens them again, and no lock is
+needed, in which a signal handler that opens or closes a store would wait for its own thread.
 
 *An event loop* waits for no disk. Where asyncio runs one, a thread opens the files again, or copies and closes, and
 meanwhile questions find them taken, as behind the gate of another process; only a constructor opens them itself. A
@@ -38,7 +38,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from enum import Enum, auto
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -49,7 +48,7 @@ from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, Sto
 from ...core.events import Event
 from ...core.logs import safe_text
 from ...core.store import COMMAND_DEADLINE_S
-from ..forks import ForkHook, ProcessLock, restart_if_forked
+from ..forks import ForkHook, restart_if_forked
 from ..shared import on_loop, running_loop
 from .counts import CountsFile, Options, open_file, restarted
 from .gate import (
@@ -74,11 +73,8 @@ BAD_AGAIN_S: Final = 600.0
 NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError, lmdb.DiskError)
 """Errors of LMDB after which it goes on."""
 
-_open: Final[dict[Path, Environment]] = {}
-"""The environments of this process: one for each path, however many stores use it, because LMDB opens no file twice."""
-_counting: Final = ProcessLock()
-"""Held for a moment where a store comes or leaves, which waits for no transaction; within it no other lock is taken."""
-_FOR_EVER_S: Final = 1e9  # some thirty years
+_environments: Final[dict[tuple[str, Options], Environment]] = {}
+"""The environments of this process. They stay when they have no users: they are few, and small without their files."""
 
 
 class State(Enum):
@@ -87,7 +83,6 @@ class State(Enum):
     SHUT = auto()
     OPEN = auto()
     FAILED = auto()
-    CLOSED = auto()
 
 
 class Environment:
@@ -100,7 +95,7 @@ class Environment:
     Attributes:
         kept: What survives a restart of the machine.
         pending_events: Events to emit; any thread may add some while another one emits them.
-        users: How many open stores of this process use it.
+        users: A token of each open store of this process that uses it.
         counts: The file of counts; open if `is_open`, as each transaction finds it.
     """
 
@@ -108,8 +103,8 @@ class Environment:
         self.path = path
         self.options = options
         self.pending_events: deque[Event] = deque()
-        self.kept = Kept(path, self.pending_events.append, self.wait_behind_gate)
-        self.users = 0
+        self.kept = Kept(path, self.pending_events.append, self.wait_behind_gate, self.is_closed)
+        self.users: set[object] = set()
         self.gate = Gate(path, create=options.create)
         self.counts: CountsFile
         self._state = State.SHUT
@@ -123,6 +118,10 @@ class Environment:
     def is_open(self) -> bool:
         """Whether the file of counts can be used."""
         return self._state is State.OPEN
+
+    def is_closed(self) -> bool:
+        """Return whether the last user has left, and its changes were copied, as far as they could be."""
+        return not self.users and not self.is_open
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -161,7 +160,7 @@ class Environment:
             while not answers:
                 wait_s = min(until_s - time.monotonic(), WAIT_S)
                 if not self.run(lambda txn: answers.append(work(txn, self.counts.dbs)), wait_s, opens=True):
-                    if self._state is State.CLOSED:
+                    if self.is_closed():
                         raise StoreUnavailable(f"lmdb: {self.path} was closed")
                     pause(until_s)
         except lmdb.Error as error:
@@ -254,7 +253,7 @@ class Environment:
             if self._is_in_place():
                 self._examine_at_s = now_s + EXAMINE_EVERY_S
                 return True
-        if self._state is State.CLOSED:
+        if not self.users:
             return False
         # They have to be opened, again or for the first time, which may take long.
         if on_loop() and not opens and self._open_in_thread():
@@ -320,7 +319,10 @@ class Environment:
         try:
             counts = open_file(self.gate, self.kept, self.options)
         except lmdb.Error as error:
-            raise ConfigurationError(f"lmdb: {self.path} cannot be opened: {error}") from error
+            why = f"cannot be opened: {error}"
+            if "already open" in str(error):  # LMDB opens no file twice, and another environment has it open
+                why = f"is open in this process, not with {safe_text(self.options._asdict())}; use the same options"
+            raise ConfigurationError(f"lmdb: {self.path} {why}") from error
         if counts is None:
             return False
         self.counts, self._state = counts, State.OPEN
@@ -342,36 +344,36 @@ class Environment:
 
     # -- closing -----------------------------------------------------------------------------------------------------
 
-    def leave(self) -> Future[None] | None:
-        """Have one user less; if there is no other, copy what is not kept yet, and close the files for good.
+    def leave(self, user: object) -> Future[None] | None:
+        """Have one user less; if there is no other, copy what is not kept yet, and close the files.
 
         Returns:
             None, or the end of a thread that does so: where an event loop runs, or others are in the way.
         """
-        with _counting:
-            self.users -= 1
-            if self.users:
-                return None
+        self.users.discard(user)
+        if self.users:
+            return None
         # Copying waits for the disk, so asyncio's loop closes here only what is not open, which is not copied.
         if (running_loop() is None or not self.is_open) and self._copy_and_close(patience_s(), is_last=False):
             return None
-        end = partial(self._copy_and_close, COMMAND_DEADLINE_S, is_last=True)
-        closing = in_background(end)
-        if closing is None:  # no thread can be started
-            end()
+        closing = in_background(self._close_after_others)
+        if closing is None:  # no thread can be started: if others are in the way for longer, the files stay open
+            self._copy_and_close(WAIT_S, is_last=True)
         return closing
+
+    def _close_after_others(self) -> None:
+        """Copy and close in a thread, however long another one hangs in its turn, where it uses the files."""
+        while not self._copy_and_close(COMMAND_DEADLINE_S, is_last=True):
+            pass
 
     def _copy_and_close(self, wait_s: float, *, is_last: bool) -> bool:
         """Copy what is not kept yet, and close the files; return False if others were in the way for so long.
 
         Args:
             wait_s: How long to wait for who copies, and then for who has a turn.
-            is_last: Whether nobody tries again: then what cannot be copied is left to another process, and the end of
-                all turns is waited for, because who hangs in one uses the files.
+            is_last: Whether to close although others were in the way of the copy, which is left to another process.
         """
-        closes, turn_s = True, wait_s
-        if is_last:
-            turn_s = _FOR_EVER_S
+        closes = True
         try:
             if self.is_open and self.options.create:
                 self.kept.keep(wait_s)
@@ -380,55 +382,51 @@ class Environment:
         except SlidegateError:  # the disk is full, or a later version has written the file
             pass
         finally:  # also where a signal handler has raised
-            is_closed = closes and THREAD_LOCK.run(turn_s, self._close_unused) is True
-        return is_closed
+            is_over = closes and THREAD_LOCK.run(wait_s, self._close_unused) is True
+        return is_over
 
     def _close_unused(self) -> bool:
-        """Close the files for good, unless a store has come meanwhile; called under the lock of threads."""
-        with _counting:
-            # Who has come goes on with them, or has left again and closed them.
-            if self.users or self._state is State.CLOSED:
-                return True
-            del _open[self.path]
-        self.close_files()
-        self._state = State.CLOSED
-        self.kept.is_closed = True
+        """Close the files, unless a store has come meanwhile; called under the lock of threads."""
+        if not self.users:
+            self.close_files()
         return True
 
     def close_files(self) -> None:
         """Close what is open; in a child the gate comes first, because its parent may be behind it."""
         self._opening = None
+        if self.is_open:
+            self._state = State.FAILED  # nobody uses what is closed in part, where a signal handler raises here
         self.gate.close()
         self._shut()
 
     def _shut(self) -> None:
         """Close the file of counts."""
-        if self._state in (State.OPEN, State.FAILED):
-            self._state, self._damage = State.SHUT, ""
+        if self._state is not State.SHUT:
             self.counts.close()
+            self._state, self._damage = State.SHUT, ""
 
 
-def open_environment(path: str | PathLike[str], options: Options) -> Environment:
+def open_environment(path: str | PathLike[str], options: Options, user: object) -> Environment:
     """Return the environment at a path, opened once per process; each user calls its `leave` in the end.
+
+    Args:
+        path: The directory.
+        options: How to open its files.
+        user: A token of who uses it.
 
     Raises:
         ConfigurationError: The path cannot be used, or is open with other options.
         StoreUnavailable: It cannot be opened, and the options say not to create it.
     """
     real_path = find_path(path)
-    with _counting:
-        environment = _open.setdefault(real_path, Environment(real_path, options))
-        if environment.options != options:
-            raise ConfigurationError(
-                f"lmdb: {real_path} is open in this process with {safe_text(environment.options._asdict())}, "
-                f"not {safe_text(options._asdict())}; use the same options"
-            )
-        environment.users += 1
+    # Each of these is one step of the interpreter, so a signal handler finds what was before it or what is after it.
+    environment = _environments.setdefault((str(real_path), options), Environment(real_path, options))
     try:
+        environment.users.add(user)
         if not environment.is_open:
             environment.start()
     except BaseException:
-        environment.leave()
+        environment.leave(user)
         raise
     return environment
 
@@ -437,7 +435,7 @@ def _close_in_child() -> None:
     """Close the files that a child of fork has inherited, and make new locks."""
     THREAD_LOCK.reset()
     COPY_LOCK.reset()
-    for environment in _open.values():
+    for environment in list(_environments.values()):
         environment.kept.close_in_child()
         environment.close_files()
 

@@ -42,6 +42,8 @@ WAIT_S: Final = 1.0
 FORK_S: Final = 5.0
 """How long a fork waits for a transaction, or for files that are opened."""
 
+TOO_LONG: Final = "lmdb: another process or thread has held the files for too long; is it stopped?"
+
 OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """How each of our files is opened; without waiting in case it is a FIFO or a device."""
 
@@ -212,11 +214,12 @@ class Gate:
 
     def close(self) -> None:
         """Close the files, which releases the locks unless another process has inherited them."""
-        for file in (self.file, self._users):
+        files = self.file, self._users
+        self.file = self._users = -1  # before they are closed: a signal handler, which raises then, lets no other do so
+        self.is_open = self._is_user = False
+        for file in files:
             if file >= 0:
                 os.close(file)
-        self.file = self._users = -1
-        self.is_open = self._is_user = False
 
 
 def try_flock(file: int, operation: int) -> bool:
@@ -327,7 +330,7 @@ def pause(until_s: float, span_s: float = POLL_S) -> None:
         StoreTimeout: It is too late for that.
     """
     if time.monotonic() >= until_s:
-        raise StoreTimeout("lmdb: another process or thread has held the files for too long; is it stopped?")
+        raise StoreTimeout(TOO_LONG)
     time.sleep(span_s)
 
 

@@ -113,17 +113,17 @@ class Kept:
         path: The directory.
         tell: Emits an event.
         behind_gate: Calls a function behind the gate.
+        is_closed: Returns whether nothing is copied any more, because nobody uses the environment.
 
     Attributes:
         path: The path of the file.
-        is_closed: Whether nothing is copied any more, because the environment was closed.
     """
 
-    def __init__(self, path: Path, tell: Tell, behind_gate: BehindGate) -> None:
+    def __init__(self, path: Path, tell: Tell, behind_gate: BehindGate, is_closed: Callable[[], bool]) -> None:
         self.path = path / KEPT
-        self.is_closed = False
         self.tell = tell
         self._behind_gate = behind_gate
+        self._is_closed = is_closed
         self._file = -1
         self._locked_by = 0  # a thread
         self._lmdb: Any = None
@@ -154,7 +154,7 @@ class Kept:
         try:
             self.keep(COMMAND_DEADLINE_S)
         except StoreUnavailable as error:
-            if self.is_closed:
+            if self._is_closed():
                 return
             if error.concerns != "request":
                 raise
@@ -218,7 +218,7 @@ class Kept:
         return COPY_LOCK.run(wait_s, self._lock_and_run, do)
 
     def _lock_and_run(self, do: Callable[[], T]) -> T | None:
-        if self.is_closed:  # perhaps while this waited: who deletes the directory finds no new file in it
+        if self._is_closed():  # perhaps while this waited: who deletes the directory finds no new file in it
             raise StoreUnavailable(f"lmdb: {self.path.parent} was closed")
         try:
             self._locked_by = threading.get_ident()

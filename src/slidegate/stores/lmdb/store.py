@@ -130,7 +130,8 @@ class LmdbStore(Store):
         self._permits = HeldPermits(permit_lease_us(permit_lease), self.renew_permits)
         self.unix_us: Clock = wall_clock or clock or system_us
         settings = Settings(max_keys, max_bans, self._permits, clock or boot_us, self.unix_us)
-        self._env = open_environment(path, Options(max_map_size, create))
+        self._user = object()
+        self._env = open_environment(path, Options(max_map_size, create), self._user)
         self._transactions = Transactions(self, settings, self._env)
         self._batcher = Batcher(self._transactions)
         self.bans = LmdbBans(self._batcher)
@@ -154,7 +155,7 @@ class LmdbStore(Store):
             return None
         super().close()
         self._permits.is_open = False
-        closing = self._env.leave()
+        closing = self._env.leave(self._user)
         if closing is None or running_loop() is None:
             return None
         return asyncio.wrap_future(closing)
