@@ -101,9 +101,9 @@ CALLED: list[Callable[..., Any]] = [
 ]
 
 
-def needed(function: Callable[..., Any]) -> dict[str, Any]:
+def needed(signature: inspect.Signature) -> dict[str, Any]:
     """Return right values for the arguments that a function needs."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters = signature.parameters.values()
     return {one.name: RIGHT[one.name] for one in parameters if one.default is one.empty and one.name in RIGHT}
 
 
@@ -115,10 +115,10 @@ NO_ADDRESSES = {
 }
 
 
-async def problem_of(function: Callable[..., Any], name: str, way: str) -> str | None:
+async def problem_of(function: Callable[..., Any], signature: inspect.Signature, name: str, way: str) -> str | None:
     """Call a function with one wrong argument; return what is wrong with its answer."""
-    bound = inspect.signature(function).bind_partial()
-    bound.arguments |= needed(function)
+    bound = signature.bind_partial()
+    bound.arguments |= needed(signature)
     value = VALUES[way]
     if name in bound.signature.parameters:
         is_several = bound.signature.parameters[name].kind == inspect.Parameter.VAR_POSITIONAL
@@ -160,11 +160,12 @@ async def test_no_argument_but_a_list_or_an_object_leads_to_an_error_of_pythons_
     monkeypatch.chdir(tmp_path)
     if isinstance(function, str):
         function = resolve_name(function)
-    names = [name for name in inspect.signature(function).parameters if name != "options"]
-    if "options" in inspect.signature(function).parameters:
+    signature = inspect.signature(function)
+    names = [name for name in signature.parameters if name != "options"]
+    if "options" in signature.parameters:
         names += inspect.signature(Rule).parameters
     for name in names:
-        problems = [await problem_of(function, name, way) for way in VALUES]
+        problems = [await problem_of(function, signature, name, way) for way in VALUES]
         assert [*filter(None, problems)] == []
     is_by_name = getattr(function, "__name__", "") == "ban"  # by whom, which the log says
     assert is_by_name or PASSWORD not in caplog.text
@@ -245,7 +246,7 @@ def test_users_derive_from_a_public_class_but_for_those_that_are_compiled(name: 
         with pytest.raises(TypeError, match="compiled"):
             kind(*given)
     else:
-        assert kind(*given, **({} if given else needed(public))).of_the_user
+        assert kind(*given, **({} if given else needed(inspect.signature(public)))).of_the_user
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -7,9 +7,9 @@ race for real.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from threading import RLock, Semaphore, get_ident
+from threading import Lock, RLock, get_ident
 from types import FrameType, ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -26,19 +26,21 @@ Choice = Callable[[int, Sequence[int]], int]
 class Turns:
     """Threads of one run, by number; `choose` decides who goes on, and `files` are traced."""
 
-    def __init__(self, choose: Choice, files: Sequence[str] = ()) -> None:
-        self.choose, self.files = choose, tuple(files)
+    def __init__(self, pool: ThreadPoolExecutor, choose: Choice, files: Sequence[str] = ()) -> None:
+        self.pool, self.choose, self.files = pool, choose, tuple(files)
         self.running, self.waits = 0, dict[int, TurningLock | None]()
         self.members = set[int]()
 
     def run(self, *work: Callable[[], object]) -> None:
-        """Run some work, each in a thread of its own; the first one begins."""
-        self.gates = [Semaphore(0) for _ in work]
+        """Run some work, each in a thread of the pool; the first one begins."""
+        self.gates = [Lock() for _ in work]
+        for gate in self.gates:
+            gate.acquire()
         self.waits = dict.fromkeys(range(len(work)))
         TurningLock.turns = self
-        with ThreadPoolExecutor(len(work)) as pool:
-            ended = [pool.submit(self._run, number, act) for number, act in enumerate(work)]
-            self.gates[0].release()
+        ended = [self.pool.submit(self._run, number, act) for number, act in enumerate(work)]
+        self.gates[0].release()
+        wait(ended)
         TurningLock.turns = None
         for each in ended:
             each.result()
@@ -158,13 +160,14 @@ def interrupted(
         both: Interrupt the second one in the same way, at each of its points: then the first one runs to its end.
     """
     first, second = 0, 0 if both else sys.maxsize
-    while True:
-        run = Interruptions(first, second)
-        Turns(run, files).run(*work())
-        yield first, second
-        if run.is_back:
-            second += 1
-        elif run.passed[0] > first:
-            first, second = first + 1, 0 if both else second
-        else:
-            return
+    with ThreadPoolExecutor(2) as pool:
+        while True:
+            run = Interruptions(first, second)
+            Turns(pool, run, files).run(*work())
+            yield first, second
+            if run.is_back:
+                second += 1
+            elif run.passed[0] > first:
+                first, second = first + 1, 0 if both else second
+            else:
+                return
