@@ -131,7 +131,7 @@ class LmdbStore(Store):
         self.unix_us: Clock = wall_clock or clock or system_us
         settings = Settings(max_keys, max_bans, self._permits, clock or boot_us, self.unix_us)
         self._user = object()
-        self._env = open_environment(path, Options(max_map_size, create), self._user)
+        self._env = open_environment(path, Options(max_map_size, bool(create)), self._user)
         self._transactions = Transactions(self, settings, self._env)
         self._batcher = Batcher(self._transactions)
         self.bans = LmdbBans(self._batcher)
