@@ -304,6 +304,23 @@ def test_missing_files_are_made_again_and_reported(
         assert f"files in {store_path} were deleted or replaced: windows start again" in observer.events[-1].message
 
 
+def test_files_that_cannot_be_looked_at_for_a_moment_are_used_on(store_path: Path) -> None:
+    """As by a permission that is lost: that is no sign that they were deleted, and other processes use them on."""
+
+    def work(writing: int) -> None:
+        own, told, user = LmdbStore(store_path, **SMALL), RecordingObserver(), os.geteuid()
+        own.observe(told)
+        for mode, seen_by in ((0o000, user or 65_534), (0o700, user)):
+            store_path.chmod(mode)
+            os.seteuid(seen_by)
+            own._env._examine_at_s = 0.0
+            own.hit(CHECKS)
+            os.seteuid(user)
+        os.write(writing, f"{own.hit(CHECKS).remaining} {told.kinds}".encode())  # type: ignore[union-attr]
+
+    assert outcome(*actor(work)) == (b"1 []", 0)
+
+
 @pytest.mark.parametrize(
     ("broken", "said"), [(".", "is a file"), ("counts-*", "is not a regular file"), ("users", "is not a regular file")]
 )

@@ -150,11 +150,15 @@ def identity_of(file: int) -> bytes:
 
 
 def is_file_at(file: int, path: Path) -> bool:
-    """Return whether an open file is still the file at a path."""
+    """Return whether an open file is still the file at a path, as far as one can see."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:
+        # A permission that is missing, or a disk that fails, says nothing of the file. What is open can still be used,
+        # and other processes do that; to close it would forget what it counts.
+        return True
 
 
 # -- the gate ----------------------------------------------------------------------------------------------------------
