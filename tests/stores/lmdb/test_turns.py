@@ -163,10 +163,16 @@ async def test_while_files_are_made_again_the_deadline_decides(store: Any, monke
     assert (await Limiter(store, deadline="9s").hit("user:ann", "5/hour")).remaining == 4, "a hit given up is no charge"
 
 
+@pytest.mark.parametrize("takes_s", [0.0, 0.2])
 async def test_files_that_cannot_be_made_again_are_an_error_on_a_loop(
-    store: Any, monkeypatch: pytest.MonkeyPatch
+    store: Any, monkeypatch: pytest.MonkeyPatch, takes_s: float
 ) -> None:
-    monkeypatch.setattr(environment, "EXAMINE_EVERY_S", 0.05)
+    """For a moment from when that is known, however long it takes to find out."""
+    check = environment.check_directory
+    monkeypatch.setattr(
+        environment, "check_directory", lambda *given, **named: time.sleep(takes_s) or check(*given, **named)
+    )
+    monkeypatch.setattr(environment, "EXAMINE_EVERY_S", 0.1)
     path = store._env.path
     path.rename(path.with_name("moved"))
     path.touch()
@@ -174,7 +180,7 @@ async def test_files_that_cannot_be_made_again_are_an_error_on_a_loop(
     asked = await asyncio.gather(*(settle(store.hit(CHECKS)) for _ in range(20)), return_exceptions=True)
     assert all("is a file; expected a directory" in str(error) for error in asked), asked
     path.unlink()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.1)
     assert (await settle(store.hit(CHECKS))).remaining == 4
 
 

@@ -270,18 +270,22 @@ class Environment:
         """Have a thread open the files, unless one is at it; return False if none can be started.
 
         Raises:
-            StoreUnavailable: One could not, and began less than a second ago.
+            StoreUnavailable: One has found within the last second that it could not.
         """
-        now_s = time.monotonic()
         if self._opening is not None:
             if not self._opening.done():
                 return True
             error = self._opening.exception()
-            if error is not None and now_s < self._open_again_s:
+            if error is not None and time.monotonic() < self._open_again_s:
                 raise StoreUnavailable(str(error)) from error
-        self._open_again_s = now_s + EXAMINE_EVERY_S
-        self._opening = in_background(self.start)
+        self._opening = in_background(self._start_in_thread)
         return self._opening is not None
+
+    def _start_in_thread(self) -> None:
+        try:
+            self.start()
+        finally:
+            self._open_again_s = time.monotonic() + EXAMINE_EVERY_S
 
     def _open_files(self) -> bool:
         """Close what is not in place or has failed, and open what is not open; return False if a next try has to.
