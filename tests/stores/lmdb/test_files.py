@@ -29,6 +29,7 @@ from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore, environment, gate, kept, rows
 from slidegate.stores.lmdb.counts import takes_space
 from slidegate.stores.lmdb.gate import WAIT_S
+from slidegate.stores.shared import keys_shared
 from slidegate.testing import RecordingObserver
 
 from ...contract.player import listed, settle
@@ -540,6 +541,19 @@ def test_a_child_closes_files_of_its_parent(store_path: Path, opened: Opened, mo
     assert outcome(*actor(work)) == (b"[]", 0)
     assert store.hit(CHECKS).remaining == 2
     assert len(listed(store)) == 4
+
+
+def test_a_child_tells_no_events_of_its_parent(store: Any, observer: RecordingObserver) -> None:
+    store._env.kept.tell(keys_shared(1))
+
+    def work(writing: int) -> None:
+        store.observe(told := RecordingObserver())
+        store.hit(CHECKS)
+        os.write(writing, f"{told.kinds}".encode())
+
+    assert outcome(*actor(work)) == (b"[]", 0)
+    store.hit(CHECKS)
+    assert observer.kinds == ["keys_shared"]
 
 
 @pytest.mark.parametrize("way", [fork, fork_in_c])

@@ -442,6 +442,7 @@ def _close_in_child() -> None:
     for environment in list(_environments.values()):
         environment.kept.close_in_child()
         environment.close_files()
+        environment.pending_events.clear()  # the parent emits them
 
 
 _in_child: Final = ForkHook(_close_in_child)
