@@ -7,16 +7,13 @@ all methods.
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
-from operator import is_
-from types import FrameType
-from typing import Any, Final, TypeAlias
-from weakref import WeakSet
+from traceback import walk_stack
+from typing import Final, TypeAlias
 
 from .._path_examples import filled, filled_for_both
 from ..core.errors import closest
@@ -36,16 +33,18 @@ _OFTEN_WITHOUT_ROUTE: Final = (
     "TRACE UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF VERSION-CONTROL"
 )
 """The methods that others than routes answer: middlewares, those of WebDAV, and caches."""
-_OFTEN: Final = 3
-_built: Final[WeakSet[Any]] = WeakSet()
-"""The middlewares that live and count apart."""
 
 
-# -- processes, and a middleware that is built for each route ----------------------------------------------------------
+# -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def about_workers(policy: Policy) -> Iterator[Finding]:
-    """Yield the finding about several processes that count apart: a setting or a server starts them."""
+def about_settings(policy: Policy, off_by: str) -> Iterator[Finding]:
+    """Yield the findings about settings: one switches off, or one, or a server, starts processes that count apart."""
+    if off_by:
+        yield Finding(
+            "SG110",
+            f"slidegate is switched off ({off_by}): every request passes; if that is not intended, remove this setting",
+        )
     count, setting = _workers(), os.environ.get("WEB_CONCURRENCY", "")  # which several servers read
     if setting.isdecimal():
         count = max(count, int(setting))
@@ -64,8 +63,7 @@ def _workers() -> int:
     threads are not asked for: before CPython 3.11.5 that is a deadlock if garbage is collected meanwhile.
     """
     workers = 0
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe()):
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] in ("uvicorn", "gunicorn", "hypercorn"):
             for value in [*frame.f_locals.values()]:
@@ -74,35 +72,7 @@ def _workers() -> int:
                     workers = max(workers, attribute_of(config, "workers", 0))
         if module in ("multiprocessing.process", "gunicorn.arbiter"):  # else it serves in its own process
             return workers
-        frame = frame.f_back
     return 0
-
-
-def about_building(middleware: Any) -> Iterator[Finding]:
-    """Yield the finding about a middleware that a framework builds for each of its routes.
-
-    Args:
-        middleware: A `RateLimitMiddleware` that counts apart from others: its limiter is its own, or its limits have no
-            name. The same objects as options mean that one line of code is run again. Starlette builds a middleware
-            once for each line, and lines may share a text.
-    """
-    if attribute_of(middleware.app, "__module__", "").partition(".")[0] in ("starlette", "fastapi"):
-        return
-    _built.add(middleware)
-    if _count_alike(middleware) == _OFTEN:
-        gc.collect()  # some may be unused, but in cycles
-    if _count_alike(middleware) == _OFTEN:
-        yield Finding(
-            "SG131",
-            "this middleware is built again and again, and counts apart each time, so a client gets each limit as many "
-            "times; a framework may build it for each route: wrap the whole application, or make one limiter = "
-            'Limiter() and write RateLimitMiddleware(..., limiter=limiter) with rules that have names: name="api"',
-        )
-
-
-def _count_alike(middleware: Any) -> int:
-    """Return how many living middlewares have the same objects as options."""
-    return sum(all(map(is_, other.options, middleware.options)) for other in _built)
 
 
 # -- the order of rules ------------------------------------------------------------------------------------------------
@@ -152,7 +122,7 @@ def _rules_of_examples(rule_set: RuleSet, rule: Rule, routes: Routes) -> Iterato
         paths.update(_examples_of_both(rule, rule_path, route))
     methods = rule.methods or ["QWX"]  # which no rule has, for those of all methods
     for connection, method, path in product(("http", "websocket"), methods, paths):
-        scope = {"type": connection, "method": method, "path": path}
+        scope = {"type": connection, "method": method}
         if rule.may_match(connection, method_of(scope)):
             matches = rule_set.matches_of(scope, (path,))
             rules = [bound.rule for bound, _ in matches]
@@ -163,11 +133,17 @@ def _rules_of_examples(rule_set: RuleSet, rule: Rule, routes: Routes) -> Iterato
 # -- paths and methods -------------------------------------------------------------------------------------------------
 
 
-def about_paths(rules: Sequence[Rule], app: object, routes: Routes) -> Iterator[Finding]:
+def about_paths(rules: RuleSet, app: object, routes: Routes) -> Iterator[Finding]:
     """Yield the findings about paths and methods of rules that no route takes."""
     if routes_of(app) is None:
+        if rules.default_rule is not None:
+            yield Finding(
+                "SG126",
+                "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
+                'client share one bucket; write rules, such as Rule("/login", "5/minute")',
+            )
         return
-    for rule in rules:
+    for rule in rules.given:
         if rule.blocks:  # for scanners, whose paths have no routes
             continue
         taken = [] if rule.rule_paths else [*routes]
@@ -234,8 +210,8 @@ def about_decorators(routes: Routes) -> Iterator[Finding]:
             )
 
 
-def about_layers(policy: Policy, app: object, routed_app: object) -> Iterator[Finding]:
-    """Yield the findings about CORS within, and about limits of routes that nothing can read."""
+def about_layers(policy: Policy, app: object) -> Iterator[Finding]:
+    """Yield the finding about CORS within."""
     # Limits at endpoints are within, and those of a route are published from its first request on.
     own = [row.action for row in published_rules(policy) if not (row.shadow or row.at_endpoint)]
     refuses = policy.rules.default_rule is not None or not {"limit", "block", "ban", "blocklist"}.isdisjoint(own)
@@ -245,17 +221,11 @@ def about_layers(policy: Policy, app: object, routed_app: object) -> Iterator[Fi
             "CORSMiddleware is inside this middleware, so browsers hide its refusals from scripts: they see a network "
             "error in place of 429; add CORSMiddleware outside, which is after this middleware",
         )
-    if policy.rules.default_rule is not None and routes_of(routed_app) is None:
-        yield Finding(
-            "SG126",
-            "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
-            'client share one bucket; write rules, such as Rule("/login", "5/minute")',
-        )
 
 
 def _is_cors(layer: object) -> bool:
     """Return whether an application is CORSMiddleware, or one that will put it around its routes."""
-    # An application that uses it has imported it.
-    cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", ())
+    from starlette.middleware.cors import CORSMiddleware  # here, as few applications need it
+
     added = attribute_of(layer, "user_middleware", ())
-    return isinstance(layer, cors) or any(attribute_of(middleware, "cls") is cors for middleware in added)
+    return isinstance(layer, CORSMiddleware) or CORSMiddleware in [middleware.cls for middleware in added]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from operator import is_
 from typing import Any, Final
-from weakref import ref
+from weakref import WeakSet, ref
 
 from starlette.types import Message, Scope, Send
 
@@ -16,44 +18,32 @@ from ..web.endpoint_rule import dotted_name
 from ..web.keys import parts_of, person_of, user
 from ..web.policy import Finding, Policy
 from ..web.published import published_rules
-from ..web.routes import mounted_routes
+from ..web.routes import attribute_of, mounted_routes
 from ..web.rules import Rule
-from ..web.visit import STARTS, Effect, Visit
+from ..web.visit import STARTS, Visit
 from . import application
 
-_OF_PROXIES: Final = (b"x-forwarded-for", b"forwarded")
 _NAMING: Final = (
     b"x-forwarded-for forwarded x-real-ip x-client-ip cf-connecting-ip true-client-ip do-connecting-ip "
     b"fastly-client-ip fly-client-ip x-original-forwarded-for x-vercel-forwarded-for x-envoy-external-address"
 ).split()
 """The header fields in which proxies, CDNs and frontend servers name the client."""
+_OFTEN: Final = 3
+_built: Final[WeakSet[Any]] = WeakSet()
+"""The middlewares that live and count apart."""
 _FIRST: Final = 100
 """How many requests are counted by their clients."""
 _NEARLY_ALL: Final = 90
 """How many of them one client must send; a health check may come from elsewhere."""
 _MANY_NAMES: Final = 20
 """How many different clients these must name."""
-_LATE_USER: Final = Finding(
-    "SG139",
-    "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts addresses; add "
-    "AuthenticationMiddleware outside, which is after this middleware, or write RateLimit(..., key=user) at endpoints",
-)
+_WITHOUT_USER: Final = "slidegate.without_user"
+"""The scope key of each scope in which a rule by user has found no user, with what is reported if it gets one."""
 
 
 def of_settings(policy: Policy, off_by: str) -> None:
     """Look at the settings and the processes; `off_by` is what switches the middleware off, or empty."""
-    policy.findings.report(application.about_workers(policy))
-    if off_by:
-        told = Finding(
-            "SG110",
-            f"slidegate is switched off ({off_by}): every request passes; if that is not intended, remove this setting",
-        )
-        policy.findings.report([told])
-
-
-def of_building(middleware: Any) -> None:
-    """Look at how a middleware that counts apart from others is built."""
-    middleware.policy.findings.report(application.about_building(middleware))
+    policy.findings.report(application.about_settings(policy, off_by))
 
 
 def of_routes(policy: Policy, app: object, routed_app: object) -> None:
@@ -70,9 +60,9 @@ def of_routes(policy: Policy, app: object, routed_app: object) -> None:
     report(application.about_order(policy.rules, mounted))
     if routed_app is None:
         return
-    report(application.about_layers(policy, app, routed_app))
+    report(application.about_layers(policy, app))
     report(application.about_decorators(mounted))
-    report(application.about_paths(policy.rules.given, routed_app, mounted))
+    report(application.about_paths(policy.rules, routed_app, mounted))
 
 
 def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
@@ -84,14 +74,21 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
     findings.report(_about_request(policy, scope, client))
     if len(findings.first) < _FIRST:
         findings.report(_about_one_client(policy, client.key, scope))
-    had_user = _has_user(scope)
+    without_user: list[Any] = []
+    scope[_WITHOUT_USER] = without_user
+    for rule in filter(None, [*policy.rules.given, policy.rules.default_rule]):
+        _expect_user(
+            rule,
+            scope,
+            "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts "
+            "addresses; add AuthenticationMiddleware outside, which is after this middleware, or write "
+            "RateLimit(..., key=user) at endpoints",
+        )
 
     async def look_and_send(message: Message) -> None:
         if message["type"] in STARTS:
             findings.report(_about_peer_within(policy, peer, scope, client.key))
-            rules = filter(None, [*policy.rules.given, policy.rules.default_rule])
-            if not had_user and _has_user(scope) and any(map(_counts_users, rules)):
-                findings.report([_LATE_USER])
+            findings.report(finding for place, finding in without_user if _has_user(place))
         await send(message)
 
     return look_and_send
@@ -105,10 +102,14 @@ def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
         rule: The limit at the endpoint.
         scope: The request at its endpoint.
     """
-    policy: Policy = visit.policy
+    policy = visit.policy
     policy.findings.report(_about_peer_within(policy, peer_of(visit.scope), scope, visit.client.key))
-    if _counts_users(rule) and not _has_user(scope):
-        visit.effects = [*visit.effects, _UserCheck(rule, scope)]
+    _expect_user(
+        rule,
+        scope,
+        f"limit {rule.label!r} counts by user, but stands in front of the dependency that sets the user, so it "
+        "counts addresses; write it behind that dependency",
+    )
 
 
 def of_new_limit(policy: Policy, limit: object, function: object) -> None:
@@ -134,6 +135,32 @@ def of_new_limit(policy: Policy, limit: object, function: object) -> None:
     latest.append(ref(limit))
 
 
+# -- a middleware that is built for each route -------------------------------------------------------------------------
+
+
+def about_building(middleware: Any) -> Iterator[Finding]:
+    """Yield the finding about a middleware that a framework builds for each of its routes.
+
+    Args:
+        middleware: A `RateLimitMiddleware` that counts apart from others: its limiter is its own, or its limits have no
+            name. The same objects as options mean that one line of code is run again. Starlette builds a middleware
+            once for each line, and lines may share a text.
+    """
+    if attribute_of(middleware.app, "__module__", "").partition(".")[0] in ("starlette", "fastapi"):
+        return
+    _built.add(middleware)
+    for _ in range(2):
+        if sum(all(map(is_, other.options, middleware.options)) for other in _built) != _OFTEN:
+            return
+        gc.collect()  # some may be unused, but in cycles: count again without them
+    yield Finding(
+        "SG131",
+        "this middleware is built again and again, and counts apart each time, so a client gets each limit as many "
+        "times; a framework may build it for each route: wrap the whole application, or make one limiter = "
+        'Limiter() and write RateLimitMiddleware(..., limiter=limiter) with rules that have names: name="api"',
+    )
+
+
 # -- one request -------------------------------------------------------------------------------------------------------
 
 
@@ -155,7 +182,7 @@ def _about_request(policy: Policy, scope: Scope, client: Client) -> Iterator[Fin
     peer = (peer_of(scope) or "").encode(errors="replace")
     for name, value in scope["headers"]:
         # A server that reads the field itself has replaced the peer by the address from it.
-        if name in (*_OF_PROXIES, policy.address.header) and not (peer and peer in value):
+        if name in (b"x-forwarded-for", b"forwarded", policy.address.header) and not (peer and peer in value):
             yield Finding(
                 "SG102",
                 f"a request has {name.decode().title()}, but no proxy is trusted: if there is a proxy in front, "
@@ -205,34 +232,14 @@ def _about_peer_within(policy: Policy, peer: str | None, scope: Scope, client_ke
         )
 
 
-class _UserCheck(Effect):
-    """Looks for a user who was missing when a limit at an endpoint counted by user, when the response starts.
+def _expect_user(rule: Rule, scope: Scope, message: str) -> None:
+    """Note a rule that counts or shares by user before the user of a request is set, and what to say if that happens.
 
     Args:
-        rule: The rule of the limit.
-        scope: The request at its endpoint.
+        scope: The request where the rule counts it.
     """
-
-    statuses = None
-
-    def __init__(self, rule: Rule, scope: Scope) -> None:
-        self._label = rule.label
-        self._scope = scope
-
-    def start(self, visit: Visit, status: object) -> None:
-        """See `Effect.start`."""
-        if _has_user(self._scope):
-            told = Finding(
-                "SG139",
-                f"limit {self._label!r} counts by user, but stands in front of the dependency that sets the user, so "
-                "it counts addresses; write it behind that dependency",
-            )
-            visit.policy.findings.report([told])
-
-
-def _counts_users(rule: Rule) -> bool:
-    """Return whether a rule counts by user, or shares by user."""
-    return user in (*parts_of(rule.key), *parts_of(rule.fair))
+    if user in (*parts_of(rule.key), *parts_of(rule.fair)) and not _has_user(scope):
+        scope.get(_WITHOUT_USER, []).append((scope, Finding("SG139", message)))
 
 
 def _has_user(scope: Scope) -> bool:

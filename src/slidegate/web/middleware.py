@@ -164,7 +164,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.begin_with(Policy(app, options, stack_of(app)), enabled)
         if limiter is None or self.policy.names.unnamed:  # it counts apart from others
             self.options = tuple(options.values())
-            self.policy.inspection.of_building(self)
+            self.policy.findings.report(self.policy.inspection.about_building(self))
         self.limiter.engine.register(self)
 
     def begin_with(self, policy: Policy, enabled: bool) -> None:

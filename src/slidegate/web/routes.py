@@ -110,20 +110,21 @@ class MountedRoute:
         above: The path where its router is mounted.
 
     Attributes:
+        above: The path where its router is mounted.
         endpoint: Its endpoint, or this application.
         dependant: What FastAPI knows of its dependencies; None for other routes.
     """
 
     def __init__(self, route: Any, above: str) -> None:
         self._route = route
-        self._above = above
+        self.above = above
         self.endpoint = attribute_of(route, "endpoint")
         self.dependant = attribute_of(route, "dependant")
 
     @cached_property
     def path(self) -> str:
         """The full path, in Starlette's syntax."""
-        return f"{self._above}{self._route.path}"
+        return f"{self.above}{self._route.path}"
 
     @cached_property
     def methods(self) -> frozenset[str] | None:
@@ -169,13 +170,13 @@ def walk(
         inside: The applications around it, which may be mounted in themselves; they are yielded, too.
     """
     for route in routes_of(app) or ():
-        if not isinstance(route, (Mount, Host)):
+        if isinstance(route, (Mount, Host)):
+            below = above + getattr(route, "path", "")  # a host, which clients choose, has no part in it
+            yield route, below, inside
+            if route.app not in inside:
+                yield from walk(route.app, below, (*inside, route.app))
+        else:
             yield route, above, inside
-            continue
-        below = above + getattr(route, "path", "")  # a host, which clients choose, has no part in it
-        yield route, below, inside
-        if route.app not in inside:
-            yield from walk(route.app, below, (*inside, route.app))
 
 
 def mounted_routes(app: object, above: str = "") -> list[MountedRoute]:
