@@ -264,11 +264,9 @@ class ObserverHub:
         level = LEVELS.get(event.kind, logging.WARNING)
         if not logger.isEnabledFor(level):
             return
-        subject = event.kind
-        rule = event.details.get("rule") or event.details.get("by")  # of a ban, the policy or who made it
-        if rule:
-            subject = f"{event.kind} under {rule}"
-        left_out = self._throttle.left_out(subject, monotonic())
+        about = event.details
+        rule = about.get("rule") or about.get("limit") or about.get("by")  # of a ban, the policy or who made it
+        left_out = self._throttle.left_out(f"{event.kind} under {rule}", monotonic())
         if left_out is not None:
             logger.log(level, "%s: %s%s", event.kind, event.message, left_out)
 
