@@ -8,7 +8,6 @@ all methods.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -134,7 +133,7 @@ def _rules_of_examples(rule_set: RuleSet, rule: Rule, routes: Routes) -> Iterato
 
 
 def about_paths(rules: RuleSet, app: object, routes: Routes) -> Iterator[Finding]:
-    """Yield the findings about paths and methods of rules that no route takes."""
+    """Yield the findings about paths and methods of rules that no route takes, or about routes that are unknown."""
     if routes_of(app) is None:
         if rules.default_rule is not None:
             yield Finding(
@@ -144,18 +143,45 @@ def about_paths(rules: RuleSet, app: object, routes: Routes) -> Iterator[Finding
             )
         return
     for rule in rules.given:
-        if rule.blocks:  # for scanners, whose paths have no routes
-            continue
         taken = [] if rule.rule_paths else [*routes]
         for path in rule.rule_paths:
             taken_by_path = [route for route in routes if _examples_of_both(rule, path, route)]
-            if not taken_by_path:
-                yield Finding(
-                    "SG123",
-                    f"path {path.path!r} of rule {rule.label!r} matches no route; {_remedy(rule, path.path, routes)}",
-                )
             taken += taken_by_path
-        yield from _about_methods(rule, taken)
+            problem = _problem(rules, rule, path.path, taken_by_path, routes)
+            if problem:
+                yield Finding("SG123", f"path {path.path!r} of rule {rule.label!r} matches no route{problem}")
+        if not rule.blocks:
+            yield from _about_methods(rule, taken)
+
+
+def _problem(rules: RuleSet, rule: Rule, path: str, taken: Routes, routes: Routes) -> str:
+    """Return what is wrong with a path of a rule, and what to do about it; empty if the rule applies there.
+
+    What it says to write meets a route of the rule's methods.
+    """
+    begin = f"{path.removesuffix('/')}/"
+    # A page is no more than itself; the index of a mount is a part of it.
+    if any(not (route.above and f"{route.above}/".startswith(begin)) for route in taken):
+        return ""
+    paths = [route.path for route in routes if not any(_about_methods(rule, [route]))]
+    # Who has written such a rule for what is below, or limits everything, knows.
+    alike = [path for other in rules.given if other.action == rule.action for path in other.paths]
+    has_others = not rule.blocks and ("*" in alike or rules.default_rule is not None)
+    is_known = rule.exempts or has_others or _has_below(begin, alike)
+    if begin != "/" and _has_below(begin, paths) and not is_known:
+        return f" below it; write '{begin}{{rest:path}}'"
+    # Other blocks are for scanners, whose paths have no routes.
+    if taken or rule.blocks:
+        return ""
+    for other in paths:
+        if path.endswith(other) and other[1:2].isalnum():
+            return f"; rules have no root_path: write {other!r}"
+    return f"; write it with the prefix of its router, or remove it{closest(path, paths)}"
+
+
+def _has_below(begin: str, paths: Sequence[str]) -> bool:
+    """Return whether a path begins so, and goes on."""
+    return any(path.startswith(begin) and path != begin for path in paths)
 
 
 def _about_methods(rule: Rule, routes: Routes) -> Iterator[Finding]:
@@ -182,18 +208,6 @@ def _examples_of_both(rule: Rule, path: RulePath, route: MountedRoute) -> list[s
     # One of parameters of both stands for other values, too, which the rule may take.
     is_enough = path.convertors and "{" in route.path
     return [text for text in examples if text and (is_enough or rule.takes(path, text))]
-
-
-def _remedy(rule: Rule, path: str, routes: Routes) -> str:
-    """Return what to do about a path that no route meets. What it says to write meets a route of the rule's methods."""
-    for segment in re.finditer("(?<=.)/[^{]", path):
-        tail = path[segment.start() :]
-        tail_path = RulePath(tail)
-        taken = [route for route in routes if _examples_of_both(rule, tail_path, route)]
-        if taken and not any(_about_methods(rule, taken)):
-            return f"rules have no root_path: write {tail!r}"
-    others = [route.path for route in routes if not any(_about_methods(rule, [route]))]
-    return f"write it with the prefix of its router, or remove it{closest(path, others)}"
 
 
 # -- decorators and layers ---------------------------------------------------------------------------------------------
