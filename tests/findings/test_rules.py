@@ -396,10 +396,10 @@ BY_USER: dict[str, dict[str, Any]] = {
     "a part of a key": {"rules": [Rule("*", PLENTY, key=combine(user, header("X-Tenant")))]},
     "default limits": {"default_limits": PLENTY, "key": user},
     "a queue": {"rules": [Rule("*", concurrency=4, key=everyone, wait="1s", fair=user)]},
+    "a policy": {"limits": PLENTY, "bans": BanPolicy("9/hour", key=user)},
 }
 NOT_BY_USER: dict[str, dict[str, Any]] = {
     "addresses": {"limits": PLENTY},
-    "a policy": {"limits": PLENTY, "bans": BanPolicy("9/hour", key=user)},  # it is read where the strike arises
     "an exemption": {"rules": [Rule("/a", exempt=True)], "key": user},
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import is_
 from typing import Any, Final
 from weakref import WeakSet, ref
@@ -38,7 +38,12 @@ _NEARLY_ALL: Final = 90
 _MANY_NAMES: Final = 20
 """How many different clients these must name."""
 _WITHOUT_USER: Final = "slidegate.without_user"
-"""The scope key of each scope in which a rule by user has found no user, with what is reported if it gets one."""
+"""The scope key of each scope in which a key by user has found no user, with what is reported if it gets one."""
+_OF_BANS: Final = (
+    "a ban policy bans users, but the user of a request is set inside this middleware, so no ban of a user refuses it; "
+    "add AuthenticationMiddleware outside, which is after this middleware, or write a RateLimit at endpoints, behind "
+    "what sets the user"
+)
 
 
 def of_settings(policy: Policy, off_by: str) -> None:
@@ -76,9 +81,10 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
         findings.report(_about_one_client(policy, client.key, scope))
     without_user: list[Any] = []
     scope[_WITHOUT_USER] = without_user
+    _expect_user(policy.signals.keyed, scope, _OF_BANS)
     for rule in filter(None, [*policy.rules.given, policy.rules.default_rule]):
         _expect_user(
-            rule,
+            (rule.key, rule.fair),
             scope,
             "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts "
             "addresses; add AuthenticationMiddleware outside, which is after this middleware, or write "
@@ -86,7 +92,7 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
         )
 
     async def look_and_send(message: Message) -> None:
-        if message["type"] in STARTS:
+        if message["type"] in STARTS and findings.requests_left:  # else its endpoint may not have been looked at
             findings.report(_about_peer_within(policy, peer, scope, client.key))
             findings.report(finding for place, finding in without_user if _has_user(place))
         await send(message)
@@ -104,8 +110,11 @@ def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
     """
     policy = visit.policy
     policy.findings.report(_about_peer_within(policy, peer_of(visit.scope), scope, visit.client.key))
+    if _has_user(scope):  # whose ban is looked up here
+        without_user = scope.get(_WITHOUT_USER, [])
+        without_user[:] = [(place, finding) for place, finding in without_user if finding.message != _OF_BANS]
     _expect_user(
-        rule,
+        (rule.key, rule.fair),
         scope,
         f"limit {rule.label!r} counts by user, but stands in front of the dependency that sets the user, so it "
         "counts addresses; write it behind that dependency",
@@ -232,13 +241,15 @@ def _about_peer_within(policy: Policy, peer: str | None, scope: Scope, client_ke
         )
 
 
-def _expect_user(rule: Rule, scope: Scope, message: str) -> None:
-    """Note a rule that counts or shares by user before the user of a request is set, and what to say if that happens.
+def _expect_user(keys: Iterable[Any], scope: Scope, message: str) -> None:
+    """Note that a key by user is read before the user of a request is set, and what to say if that happens.
 
     Args:
-        scope: The request where the rule counts it.
+        keys: What a rule counts and shares by, or what policies ban.
+        scope: The request where they are read.
     """
-    if user in (*parts_of(rule.key), *parts_of(rule.fair)) and not _has_user(scope):
+    parts = [part for key in keys for part in parts_of(key)]
+    if user in parts and not _has_user(scope):
         scope.get(_WITHOUT_USER, []).append((scope, Finding("SG139", message)))
 
 
