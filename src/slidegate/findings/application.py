@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from .._path_examples import filled, filled_for_both
 from ..core.errors import closest
-from ..web.endpoint_rule import has_lost_limit
+from ..web.endpoint_rule import dotted_name, has_lost_limit
 from ..web.paths import RulePath
 from ..web.policy import Finding, Policy
 from ..web.published import published_rules
@@ -213,8 +213,8 @@ def _examples_of_both(rule: Rule, path: RulePath, route: MountedRoute) -> list[s
 # -- decorators and layers ---------------------------------------------------------------------------------------------
 
 
-def about_decorators(routes: Routes) -> Iterator[Finding]:
-    """Yield the findings about limits that were put around a function after its route had taken it."""
+def about_functions(routes: Routes) -> Iterator[Finding]:
+    """Yield the findings about limits that do not reach the functions of routes, and so count nothing."""
     for route in routes:
         if has_lost_limit(route.endpoint):
             yield Finding(
@@ -222,6 +222,15 @@ def about_decorators(routes: Routes) -> Iterator[Finding]:
                 f"@RateLimit stands above the decorator of route {route.label!r}, which has taken the function without "
                 "the limit, so nothing is counted; write @RateLimit below it, directly above the function",
             )
+        for dependency in attribute_of(route.dependant, "dependencies", ()):
+            code = attribute_of(dependency.call, "__code__")
+            # Without a request it cannot ask the limit, and nothing gets the result of one without a name.
+            if code and not code.co_argcount and "RateLimit" in code.co_names and dependency.name is None:
+                yield Finding(
+                    "SG145",
+                    f"the dependency {dotted_name(dependency.call)} makes a RateLimit, which nothing asks, so nothing "
+                    'is counted; write Depends(RateLimit("5/minute"))',
+                )
 
 
 def about_layers(policy: Policy, app: object) -> Iterator[Finding]:

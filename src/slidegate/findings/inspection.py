@@ -10,9 +10,8 @@ from weakref import WeakSet, ref
 
 from starlette.types import Message, Scope, Send
 
-from ..core.addresses import address_key
 from ..core.errors import quoted
-from ..web.client_ip import UNKNOWN_PEER, peer_of, read_node
+from ..web.client_ip import UNKNOWN_PEER, peer_of
 from ..web.clients import GONE, KEY, Client
 from ..web.endpoint_rule import dotted_name
 from ..web.keys import parts_of, person_of, user
@@ -33,10 +32,6 @@ _built: Final[WeakSet[Any]] = WeakSet()
 """The middlewares that live and count apart."""
 _FIRST: Final = 100
 """How many requests are counted by their clients."""
-_NEARLY_ALL: Final = 90
-"""How many of them one client must send; a health check may come from elsewhere."""
-_MANY_NAMES: Final = 20
-"""How many different clients these must name."""
 _WITHOUT_USER: Final = "slidegate.without_user"
 """The scope key of each scope in which a key by user has found no user, with what is reported if it gets one."""
 _OF_BANS: Final = (
@@ -66,7 +61,7 @@ def of_routes(policy: Policy, app: object, routed_app: object) -> None:
     if routed_app is None:
         return
     report(application.about_layers(policy, app))
-    report(application.about_decorators(mounted))
+    report(application.about_functions(mounted))
     report(application.about_paths(policy.rules, routed_app, mounted))
 
 
@@ -231,8 +226,7 @@ def _about_peer_within(policy: Policy, peer: str | None, scope: Scope, client_ke
     inner_peer = peer_of(scope)
     if not inner_peer or inner_peer == peer:
         return
-    node, prefixes = read_node(inner_peer), policy.address.prefixes
-    if node is None or address_key(*node, prefixes[4], prefixes[6]) != client_key:
+    if policy.address.truncated(inner_peer) != client_key:
         yield Finding(
             "SG104",
             "something inside this middleware reads the proxies: the middleware counts, strikes and bans the address "
@@ -275,7 +269,8 @@ def _about_one_client(policy: Policy, client_key: str, scope: Scope) -> Iterator
     if keys and "address" not in keys:  # a middleware without rules is there for limits at endpoints
         return
     hashes = [hashed for key, hashed in first if key == client_key]
-    if len(hashes) >= _NEARLY_ALL and len({*hashes}) >= _MANY_NAMES:
+    # Nearly all, as a health check may come from elsewhere; and many names, as a client behind its own proxy has few.
+    if len(hashes) >= 90 and len({*hashes}) >= 20:
         yield Finding(
             "SG140",
             f"the first {_FIRST} requests come from one client, {client_key!r}, and their header fields name many: "
