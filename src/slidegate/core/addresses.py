@@ -131,6 +131,8 @@ def resembles_address(key: str) -> bool:
     text = key.strip("[]()<>\"'")
     if re.match(_KIND, text):
         return False
+    if re.match(r"\d+(\.\d+){3}[-/,;\s]", text):  # with a netmask, an end or another address behind it
+        return True
     dotted = text.split(".")
     if len(dotted) == 4 and sum(map(str.isdigit, dotted)) >= 3:
         return True
