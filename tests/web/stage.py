@@ -92,6 +92,8 @@ OTHERS: list[Any] = [current_user, impatient, softened, twice, page, UUID, Simpl
 OTHERS += [Mount, Path, Route, class_of, fastapi, hello, http_exception_handler, mmdb]
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True, "store": True}
 NAMES |= {one.__name__: one for one in OTHERS}
+FILES = {"asn": middlewares.operators, "country": middlewares.countries}
+"""Files that are made where a line names them: they take longer than most scenarios."""
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": middlewares.written(fails, "later")}
 NAMES |= {
     "never": lambda *given: asyncio.Event().wait(),
@@ -144,11 +146,9 @@ class Stage:
 
     def __init__(self, virtual: VirtualTime, directory: Path, position: str = "") -> None:
         self.position, self.virtual = position, virtual
-        self.names = {**NAMES, "asn": middlewares.operators(directory)}
         self.clock = FakeClock(1_800_000_000_000_000)
         self.observer, self.log = Listener(without=["store_late"]), Log()
-        self.names |= {"country": middlewares.countries(directory), "asked": [], "observer": self.observer}
-        self.names["outage_begins"] = self.outage_begins
+        self.names = {**NAMES, "asked": [], "observer": self.observer, "outage_begins": self.outage_begins}
         self.remote, self.sockets = SlowStore(self.clock), dict[str, middlewares.SocketClient]()
         self.limiter = self._limiter()
         self.options: dict[str, Any] = {}
@@ -342,6 +342,9 @@ class Stage:
 
     async def answer(self, line: str) -> str:
         verb, _, rest = line.partition(" ")
+        for name in FILES:
+            if name in rest and name not in self.names:
+                self.names[name] = FILES[name](self.files.directory)
         if verb[0] in "+-":
             passed = verb.removeprefix("+")
             self.clock.advance(us=int(passed[:-2])) if passed.endswith("us") else self.clock.advance(passed)
