@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import os
+import random
 import re
 import shlex
 import signal
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from time import monotonic, sleep
@@ -57,11 +59,16 @@ from .test_metrics import Samples, parsed
 SECOND_US = 1_000_000
 
 
+@lru_cache(1_000)
+def bucket_of(name: str) -> Bucket:
+    return Bucket(name, [Limit(5, "1m")])
+
+
 def checks_of(rules: Sequence[str], key: str) -> list[Sequence[Check]]:
     """Return the checks of some questions; a plus stands between two, and a rule may name a key of its own."""
     questions = " ".join(rules).split(" + ")
     named = [[rule.partition("@") for rule in question.split()] for question in questions]
-    return [tuple((Bucket(name, [Limit(5, "1m")]), own or key, 1) for name, _, own in question) for question in named]
+    return [tuple((bucket_of(name), own or key, 1) for name, _, own in question) for question in named]
 
 
 def passed(*rules: str, client: str = PEER, key: str = "", **changes: Any) -> Outcome:
@@ -672,7 +679,7 @@ def test_the_end_of_a_server_writes_the_rest(closes: bool, tmp_path: Path, caplo
 
 def unpackable_text() -> str:
     """Return random characters, which JSON writes as twelve bytes each and which cannot be compressed well."""
-    return "".join(chr(0x20000 + int.from_bytes(os.urandom(2)) % 0xA6D0) for _ in range(300))
+    return "".join(map(chr, random.choices(range(0x20000, 0x2A6D0), k=300)))
 
 
 async def test_what_a_later_version_adds_to_rows_is_ignored(rows: SharedRows, statistics: Statistics) -> None:
