@@ -216,14 +216,18 @@ def open_file(gate: Gate, kept: Kept, options: Options) -> CountsFile | None:
         StoreUnavailable: It has to be created, and the options say not to.
         OSError: It cannot be opened, or there is too little disk space.
     """
-    is_alone = gate.is_alone()
     start = boot_id() or os.urandom(16).hex()  # a start that is not known may be another one
     file = gate.path / f"counts-{LAYOUT}-{start}.mdb"
-    if not is_alone:
-        file = _file_of_users(gate.path) or file
-    elif options.create:
-        _delete_all_but(file, kept.tell)
-    gate.join()
+    try:
+        is_alone = gate.is_alone()
+        if not is_alone:
+            file = _file_of_users(gate.path) or file
+        elif options.create:
+            _delete_all_but(file, kept.tell)
+        gate.join()
+    except BaseException:
+        gate.close()  # else nobody could join
+        raise
     try:
         return _open_existing(file, gate, options, is_alone=is_alone and options.create)
     except (FileNotFoundError, lmdb.NotFoundError):  # or the process that created it was killed

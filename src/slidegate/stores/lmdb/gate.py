@@ -218,12 +218,15 @@ class Gate:
 
     def close(self) -> None:
         """Close the files, which releases the locks unless another process has inherited them."""
-        files = self.file, self._users
-        self.file = self._users = -1  # before they are closed: a signal handler, which raises then, lets no other do so
+        gate, users = self.file, self._users
+        self.file = self._users = -1  # first, because a signal handler may raise when others have these numbers
         self.is_open = self._is_user = False
-        for file in files:
-            if file >= 0:
-                os.close(file)
+        try:
+            if gate >= 0:
+                os.close(gate)
+        finally:
+            if users >= 0:
+                os.close(users)
 
 
 def try_flock(file: int, operation: int) -> bool:

@@ -226,7 +226,6 @@ class LmdbBans(BookBans):
 
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
-        self._transactions = batcher.transactions
         self._last_count: int | None = None
 
     def find(
@@ -239,7 +238,7 @@ class LmdbBans(BookBans):
 
         While others are behind the gate, it is the number of the last time, if there was one.
         """
-        counts = self._transactions.write([(_count, (), False)], TRY_S)
+        counts = self._batcher.transactions.write([(lambda own: own.ban_rows.ban_count(), (), False)], TRY_S)
         if counts is not None:
             self._last_count = counts[0]
         return self._last_count
@@ -248,7 +247,7 @@ class LmdbBans(BookBans):
         """Yield the bans in force in pages, each read in its own transaction."""
         first = b""
         while rows := await answer_of(self._batcher.run(_some_rows, first, needs_room=False)):
-            now_us = self._transactions.settings.unix_us()
+            now_us = self._batcher.transactions.settings.unix_us()
             bans = all_readable(read_ban, [packed for _, packed in rows])
             yield [ban for ban in bans if not ban.is_over(now_us)]
             last, _ = rows[-1]
@@ -268,10 +267,6 @@ class LmdbBans(BookBans):
         imported = await super()._load(bans)
         await self._batcher.keep()
         return imported
-
-
-def _count(transaction: Transaction) -> int:
-    return transaction.ban_rows.ban_count()
 
 
 def _some_rows(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes]]:
