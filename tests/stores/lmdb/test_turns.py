@@ -16,6 +16,7 @@ from typing import Any
 
 import anyio
 import pytest
+import trio
 
 from slidegate import BanPolicy, Decision, Limiter, StoreError
 from slidegate.core import Ban, Reason
@@ -195,6 +196,20 @@ async def test_a_store_is_closed_beside_the_loop_when_all_is_kept(
         await turns(1)
     counts_file(store._env.path).unlink()
     assert (await settle(opened().hit(CHECKS, ["user:eve"]))).ban
+
+
+def test_under_trio_all_is_kept_when_a_store_is_closed(opened: Opened) -> None:
+    """Its loop waits, because nothing could tell it of the end of a thread."""
+
+    async def strike_and_close() -> None:
+        store.bans.strike(BanPolicy("1/minute"), "user:eve", 1, "why")
+        assert store.close() is None
+        assert open_files(store._env.path) == []
+
+    store = opened()
+    trio.run(strike_and_close)
+    counts_file(store._env.path).unlink()
+    assert opened().hit(CHECKS, ["user:eve"]).ban
 
 
 @pytest.mark.parametrize("holds", [thread_hangs, gate_held])

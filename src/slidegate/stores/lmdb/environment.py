@@ -4,27 +4,29 @@
     kept.mdb                          what survives a restart of the machine, see `kept`
     gate, users                       the locks between processes, see `gate`
 
-*A turn* is one transaction of LMDB. A thread has it under the lock of its process's threads (`gate.ThreadLock`), and
+*A turn* is one transaction of LMDB. A thread has it under the lock of its process's threads (`gate.THREAD_LOCK`), and
 behind the gate, where one process at a time is. Reads have turns, too, so LMDB runs without its own locks and reader
 slots: nothing of a dead process is in the way, and no two processes need to see each other's process ids. The gate is
 tried and never waited for: one stopped process must not block every event loop of the host.
 
-*The file of counts* is opened and closed in turns, too, before their transactions::
+*The file of counts* is opened in a turn, before its transaction. It is closed there, too, unless the last user has left
+or a child of fork has inherited it, which is no reason for a transaction::
 
     SHUT ---- a user asks: opened ----> OPEN ---- LMDB failed in a transaction ----> FAILED
      ^                                   | deleted or replaced by somebody,            | closed, and deleted
-     |                                   | inherited by a child of fork,               | if a page is damaged
-     |                                   | or without users: closed                    |
+     |                                   | left by the last user, or                   | if a page is damaged
+     |                                   | inherited by a child of fork: closed        |
      '-----------------------------------+---------------------------------------------'
 
-*An environment* has the stores of this process as its users. When the last one leaves, what is not kept is copied, and
-the files are closed, unless a store has come meanwhile. The environment itself stays, so there is no moment at which a
-store could come to one that has ended: a store that comes while the files are closed opens them again, and no lock is
-needed, in which a signal handler that opens or closes a store would wait for its own thread.
+*The users* of an environment are the open stores of this process at its path. When the last one leaves, what is not
+kept yet is copied, and the files are closed, unless a store has come meanwhile. The environment itself stays, and opens
+its files again for the next user. So no store can come to one that has ended, and nothing has to be locked where stores
+come and leave: a signal handler that opens or closes a store would wait there for its own thread.
 
-*An event loop* waits for no disk. Where asyncio runs one, a thread opens the files again, or copies and closes, and
-meanwhile questions find them taken, as behind the gate of another process; only a constructor opens them itself. A
-store that leaves elsewhere copies and closes itself, and if others are in the way for too long, a thread does.
+*An event loop* waits for no disk where a thread can do so. A thread opens the files again; meanwhile questions find
+them taken, as behind the gate of another process. Only a constructor opens them itself. When the last user leaves on
+asyncio's loop, a thread copies and closes. Trio's loop could not await the end of it, so there, and without a loop,
+`leave` copies and closes itself; only if others are in the way for too long, a thread does.
 
 *A fork* waits for the end of a turn and of a copy. Neither an environment nor a lock of a file survives it: the child
 closes what it has inherited, and opens the files again.
@@ -68,21 +70,23 @@ from .rows import DAMAGE, Databases, Unfinished
 
 T = TypeVar("T")
 
-EXAMINE_EVERY_S: Final = 1.0
-BAD_AGAIN_S: Final = 600.0
+EXAMINE_EVERY_S: Final = 1.0  # how often open files are looked for in their places
+BAD_AGAIN_S: Final = 600.0  # a bad transaction so soon after another one is taken for a damaged page
 NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError, lmdb.DiskError)
 """Errors of LMDB after which it goes on."""
 
 _environments: Final[dict[tuple[str, Options], Environment]] = {}
-"""The environments of this process. They stay when they have no users: they are few, and small without their files."""
+"""The environments of this process, by path and options; LMDB refuses to open the same file in two of them.
+
+They stay when they have no users: they are few, and small without their files."""
 
 
 class State(Enum):
-    """The state of the file of counts."""
+    """The state of the file of counts, which says what the next turn does with it."""
 
-    SHUT = auto()
-    OPEN = auto()
-    FAILED = auto()
+    SHUT = auto()  # it opens the file
+    OPEN = auto()  # it uses the file
+    FAILED = auto()  # it closes the file, because LMDB has failed, and opens it again
 
 
 class Environment:
@@ -96,7 +100,7 @@ class Environment:
         kept: What survives a restart of the machine.
         pending_events: Events to emit; any thread may add some while another one emits them.
         users: A token of each open store of this process that uses it.
-        counts: The file of counts; open if `is_open`, as each transaction finds it.
+        counts: The file of counts, as it was opened last; there is none before. Each transaction finds it open.
     """
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -112,16 +116,16 @@ class Environment:
         self._bad_until_s = 0.0  # until then another bad transaction counts as a damaged page
         self._examine_at_s = 0.0  # when to look next whether the files are still those at their paths
         self._opening: Future[None] | None = None  # the end of the last thread that opened the files for an event loop
-        self._open_again_s = 0.0  # when another thread may try, if that one could not
+        self._open_again_s = 0.0  # until then its error is told; later another thread tries
 
     @property
     def is_open(self) -> bool:
-        """Whether the file of counts can be used."""
+        """Whether the file of counts is open, and LMDB has not failed."""
         return self._state is State.OPEN
 
     def is_closed(self) -> bool:
-        """Return whether the last user has left, and its changes were copied, as far as they could be."""
-        return not self.users and not self.is_open
+        """Return whether the last user has left, and the files were closed."""
+        return not (self.users or self.is_open)
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -138,8 +142,10 @@ class Environment:
             were closed, or the transaction needs another turn.
 
         Raises:
-            lmdb.Error: LMDB cannot begin or commit it.
+            lmdb.Error: LMDB has failed.
+            OSError: The gate cannot be locked.
             StoreUnavailable: The files have become unusable, or were replaced.
+            Exception: What `work` has raised; nothing is committed.
         """
         restart_if_forked()
         return THREAD_LOCK.run(wait_s, self._take_turn, work, opens) is True
@@ -153,7 +159,7 @@ class Environment:
 
         Raises:
             StoreTimeout: Others have held the files until then.
-            StoreUnavailable: The files have become unusable, or were closed.
+            StoreUnavailable: The files have become unusable, or were closed; or LMDB has failed.
         """
         answers: list[T] = []
         try:
@@ -163,7 +169,7 @@ class Environment:
                     if self.is_closed():
                         raise StoreUnavailable(f"lmdb: {self.path} was closed")
                     pause(until_s)
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             raise self.failure(error) from error
         return answers[0]
 
@@ -213,7 +219,7 @@ class Environment:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Have a first turn, which opens the files; if others have theirs for too long, the first question does that.
+        """Have a turn, which opens the files; if others have theirs for too long, the next question has them opened.
 
         Raises:
             ConfigurationError: The files cannot be used; the message names the remedy.
@@ -228,6 +234,8 @@ class Environment:
             if self.options.create and isinstance(error.__cause__, ConfigurationError):
                 raise error.__cause__ from None
             raise
+        finally:
+            self._open_again_s = time.monotonic() + EXAMINE_EVERY_S
 
     def _copy_leftovers(self, txn: Any, dbs: Databases) -> None:
         """Copy the changes that killed processes have not copied."""
@@ -241,19 +249,20 @@ class Environment:
             False if another process is behind the gate, it was replaced, a thread opens the files, or they were closed.
 
         Raises:
+            OSError: The gate cannot be locked.
             StoreUnavailable: The files cannot be used.
         """
         if self._state is State.OPEN:  # `is_open`, without a call in each transaction
             if not self.gate.enter():
                 return False
-            # The files are open, as nearly always. About once a second it is looked whether they are in place.
+            # The files are open, as nearly always. About once a second they are looked for in their places.
             now_s = time.monotonic()
             if now_s < self._examine_at_s:
                 return True
             if self._is_in_place():
                 self._examine_at_s = now_s + EXAMINE_EVERY_S
                 return True
-        if not self.users:
+        if not self.users:  # a thread that has copied or opened for them comes late
             return False
         # They have to be opened, again or for the first time, which may take long.
         if on_loop() and not opens and self._open_in_thread():
@@ -278,14 +287,8 @@ class Environment:
             error = self._opening.exception()
             if error is not None and time.monotonic() < self._open_again_s:
                 raise StoreUnavailable(str(error)) from error
-        self._opening = in_background(self._start_in_thread)
+        self._opening = in_background(self.start)
         return self._opening is not None
-
-    def _start_in_thread(self) -> None:
-        try:
-            self.start()
-        finally:
-            self._open_again_s = time.monotonic() + EXAMINE_EVERY_S
 
     def _open_files(self) -> bool:
         """Close what is not in place or has failed, and open what is not open; return False if a next try has to.
@@ -351,22 +354,24 @@ class Environment:
     def leave(self, user: object) -> Future[None] | None:
         """Have one user less; if there is no other, copy what is not kept yet, and close the files.
 
+        Where there is no open file, or LMDB has failed, nothing is copied: who opens the file next does that.
+
         Returns:
-            None, or the end of a thread that does so: where an event loop runs, or others are in the way.
+            None, or the end of a thread that does so: where asyncio's loop runs, or others are in the way.
         """
         self.users.discard(user)
         if self.users:
             return None
-        # Copying waits for the disk, so asyncio's loop closes here only what is not open, which is not copied.
+        # Copying waits for the disk, so asyncio's loop does this itself only where nothing is copied.
         if (running_loop() is None or not self.is_open) and self._copy_and_close(patience_s(), is_last=False):
             return None
         closing = in_background(self._close_after_others)
-        if closing is None:  # no thread can be started: if others are in the way for longer, the files stay open
+        if closing is None:  # No thread can be started. If others are in the way for longer, the files stay open.
             self._copy_and_close(WAIT_S, is_last=True)
         return closing
 
     def _close_after_others(self) -> None:
-        """Copy and close in a thread, however long another one hangs in its turn, where it uses the files."""
+        """Copy and close, in a thread, which waits for one that hangs in its turn and needs the files, however long."""
         while not self._copy_and_close(COMMAND_DEADLINE_S, is_last=True):
             pass
 
@@ -375,7 +380,7 @@ class Environment:
 
         Args:
             wait_s: How long to wait for who copies, and then for who has a turn.
-            is_last: Whether to close although others were in the way of the copy, which is left to another process.
+            is_last: Whether to close even if others were in the way of the copy, which is left to who opens them next.
         """
         closes = True
         try:
@@ -390,7 +395,11 @@ class Environment:
         return is_over
 
     def _close_unused(self) -> bool:
-        """Close the files, unless a store has come meanwhile; called under the lock of threads."""
+        """Close the files, unless a store has come meanwhile; called under the lock of threads.
+
+        Returns:
+            True: nothing is left to do. Where `THREAD_LOCK.run` cannot call this, it returns None.
+        """
         if not self.users:
             self.close_files()
         return True
@@ -399,7 +408,7 @@ class Environment:
         """Close what is open; in a child the gate comes first, because its parent may be behind it."""
         self._opening = None
         if self.is_open:
-            self._state = State.FAILED  # nobody uses what is closed in part, where a signal handler raises here
+            self._state = State.FAILED  # if a signal handler raises below, who opens the files next closes the rest
         self.gate.close()
         self._shut()
 
@@ -411,12 +420,14 @@ class Environment:
 
 
 def open_environment(path: str | PathLike[str], options: Options, user: object) -> Environment:
-    """Return the environment at a path, opened once per process; each user calls its `leave` in the end.
+    """Return the environment of this process for a path, with open files; in the end its user calls `leave`.
+
+    If others use the files for too long, they are opened by the first question.
 
     Args:
         path: The directory.
-        options: How to open its files.
-        user: A token of who uses it.
+        options: The options with which to open the files.
+        user: A token of the user, different from those of all others.
 
     Raises:
         ConfigurationError: The path cannot be used, or is open with other options.

@@ -148,8 +148,8 @@ class LmdbStore(Store):
     def close(self) -> Awaitable[None] | None:
         """Close the files, unless another store of this process uses them. Calls that are waiting raise an error.
 
-        What survives a restart of the machine is on the disk then, on an event loop when the answer was awaited. While
-        a thread hangs in its transaction, the files stay open.
+        What survives a restart of the machine is on the disk then, on asyncio's event loop when the answer was awaited.
+        While a thread hangs in its transaction, the files stay open.
         """
         if self.closed:
             return None
