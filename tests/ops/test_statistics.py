@@ -8,6 +8,7 @@ import random
 import re
 import shlex
 import signal
+import sys
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -474,11 +475,33 @@ def test_what_clients_choose_is_bounded(statistics: Statistics) -> None:
         if number % 1_700 == 0:
             asyncio.run(statistics.publish())
         for counted in (statistics._tally.clients, statistics._tally.keys):
-            assert len(counted) <= MAX_CLIENTS
+            assert max(len(counted), len(counted.totals)) <= MAX_CLIENTS
         assert len(statistics._pending) < PART
     found = asyncio.run(statistics.read()).total
     assert (found.passed, found.refused) == (total * 2 // 3, total // 3)
     assert all(len(counted) <= MAX_CLIENTS for counted in statistics._slices.current.values())
+
+
+async def test_a_step_of_a_write_describes_the_clients_that_are_listed_and_not_all(statistics: Statistics) -> None:
+    """1,000 clients at ten routes: a loop is not kept from its requests while their counts are added to a slice."""
+    bucket, steps, calls = Bucket("api", [Limit(5, "1m")]), list[int](), Counter[str]()
+
+    async def write() -> None:
+        for number in range(10 * MAX_CLIENTS):
+            client = f"peer:{number % MAX_CLIENTS}"
+            statistics.request((client, [(bucket, client, 1)], f"GET /{number // MAX_CLIENTS}", 1_000, 200))
+        writing = asyncio.ensure_future(statistics.publish())
+        while not writing.done():
+            calls.clear()
+            await asyncio.sleep(0)
+            steps.append(calls["call"])
+
+    await write()  # so that the next counts are added to others
+    sys.setprofile(lambda frame, event, arg: calls.update([event]))
+    await write()
+    sys.setprofile(None)
+    assert 0 < max(steps) < 10_000
+    assert [one.passed for one in (await statistics.clients(1)).busiest] == [20]
 
 
 async def test_a_write_whose_answer_is_late_does_not_undo_a_later_one() -> None:

@@ -33,6 +33,9 @@ _OWN_OUTCOMES: Final = (Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE)
 REASONS: Final = (Reason.LIMITED, Reason.TOO_LARGE, *_OWN_OUTCOMES)
 
 Add: TypeAlias = Callable[[float], object]
+Groups: TypeAlias = dict[tuple[Any, ...], tuple[list[str], list[int], list[Passed]]]
+"""Clients and times of admitted requests, and again those with other keys than the client's, by what they have in
+common: route, status, and the buckets that counted them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,22 +156,18 @@ class LimiterMetrics(Observer):
         """Count a request."""
         self._count([request])
 
-    def _count(self, requests: Iterable[Passed | Outcome]) -> None:
-        """Count requests, ordinary ones of the same buckets and route together."""
+    def _count(self, requests: Sequence[Passed | Outcome]) -> None:
+        """Count requests, admitted ones of the same buckets and route together."""
         self._count_failures()
-        times_us = defaultdict[tuple[Any, ...], list[int]](list)
         for request in requests:
             if isinstance(request, Outcome):
                 self._count_outcome(request)
-                continue
-            _, checks, route, time_us, status = request
-            kind: tuple[Any, ...] = (route, status)
-            for bucket, _, _ in checks:
-                kind += (bucket,)
-            times_us[kind].append(time_us)
-        for (route, status, *buckets), times in times_us.items():
-            rules = dict.fromkeys(bucket.label for bucket in buckets)  # each once, as `Outcome.rules` has them
-            self._count_admitted(rules, route, status, times)
+        for (route, status, *buckets), (_, times_us, _) in grouped(requests).items():
+            for rule in dict.fromkeys(bucket.label for bucket in buckets):  # each once, as `Outcome.rules` has them
+                self._count_rule(rule, "passed", len(times_us))
+            record = self._adder(DURATION, _bounded(self._routes, route), status_name(status))
+            for time_us in times_us:
+                record(time_us / 1_000_000)
 
     def _count_failures(self) -> None:
         """Count the failures of the store since the last call."""
@@ -177,26 +176,21 @@ class LimiterMetrics(Observer):
                 before, self._failures = self._failures, self._limiter.failures
                 self._adder(FAILURES)(self._failures - before)
 
-    def _count_admitted(self, rules: Iterable[str], route: str, status: int, times_us: Sequence[int]) -> None:
-        """Count admitted requests that have the same rules, route and status."""
-        for rule in rules:
-            self._adder(RULE_REQUESTS, _bounded(self._rules, rule), "passed")(len(times_us))
-        record = self._adder(DURATION, _bounded(self._routes, route), status_name(status))
-        for time_us in times_us:
-            record(time_us / 1_000_000)
-
     def _count_outcome(self, outcome: Outcome) -> None:
+        """Count what only an outcome tells of a request: its refusal, and shadow rules."""
         for rule in outcome.shadow_rules:
-            self._adder(RULE_REQUESTS, _bounded(self._rules, rule), "shadow_refused")(1)
+            self._count_rule(rule, "shadow_refused")
         if outcome.refusal is None:
-            self._count_admitted(outcome.rules, outcome.route, outcome.status, [outcome.duration_us])
             return
         self._adder(REFUSALS, outcome.reason)(1)
         result = "refused"
         if outcome.reason in _OWN_OUTCOMES:
             result = outcome.reason
         for rule in outcome.rules:
-            self._adder(RULE_REQUESTS, _bounded(self._rules, rule), result)(1)
+            self._count_rule(rule, result)
+
+    def _count_rule(self, rule: str, result: str, requests: int = 1) -> None:
+        self._adder(RULE_REQUESTS, _bounded(self._rules, rule), result)(requests)
 
     def _adder(self, metric: Metric, *labels: str) -> Add:
         """Return what adds to a counter, or records a time in seconds in the histogram, under these labels."""
@@ -220,3 +214,27 @@ def _bounded(names: set[str], name: str) -> str:
         return OTHER
     names.add(name)
     return name
+
+
+def grouped(requests: Iterable[Passed | Outcome]) -> Groups:
+    """Return the admitted requests by group."""
+    groups: Groups = defaultdict(lambda: ([], [], []))
+    for request in requests:
+        if isinstance(request, Outcome):
+            if request.refusal is not None:
+                continue
+            counted = [check for decision in request.decisions for check in decision.checks]
+            request = request.client, counted, request.route, request.duration_us, request.status
+        client, checks, route, time_us, status = request
+        group: Any = (route, status)
+        has_keys = False
+        for bucket, key, _ in checks:
+            group += (bucket,)
+            if key != client:
+                has_keys = True
+        clients, times_us, keyed = groups[group]
+        clients.append(client)
+        times_us.append(time_us)
+        if has_keys:
+            keyed.append(request)
+    return groups

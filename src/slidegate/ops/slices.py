@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from datetime import timedelta
-from functools import cache, partial
 from heapq import nlargest
 from operator import attrgetter
 from threading import Lock
@@ -125,7 +124,8 @@ class Clients(dict[str, ClientTraffic]):
     """The traffic of each client; or of each key of another kind.
 
     Attributes:
-        admitted: Admitted requests by client and group that `add` counts: most clients need no more in five seconds.
+        admitted: Admitted requests by group and client, until `ranking` puts them into the traffic: most never rank.
+        totals: The same by client.
         latest: The row that was made last.
     """
 
@@ -133,7 +133,8 @@ class Clients(dict[str, ClientTraffic]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.admitted = defaultdict[str, Any](partial(defaultdict, int))
+        self.admitted = defaultdict[Any, Counter[str]](Counter)
+        self.totals = Counter[str]()
 
     def __missing__(self, key: str) -> ClientTraffic:
         client = self[key] = ClientTraffic(key=key)
@@ -141,39 +142,43 @@ class Clients(dict[str, ClientTraffic]):
 
     def __bool__(self) -> bool:
         """Whether anything was counted; `len` is of the traffic that was made."""
-        return bool(len(self) or self.admitted)
+        return bool(len(self) or self.totals)
+
+    def count(self, group: Any, keys: Iterable[str]) -> None:
+        """Count admitted requests of a group, each by its client or key."""
+        self.admitted[group].update(keys)
+        self.totals.update(keys)
 
     def add(self, other: Clients) -> None:
         """Add what was counted since."""
         for key, client in other.items():
             self[key].add(client)
-        self._add_admitted(other, other.admitted)
+        for group, requests in other.admitted.items():
+            self.count(group, requests)
         self.forget_rare()
-
-    def _add_admitted(self, other: Clients, keys: Iterable[str]) -> None:
-        """Add the admitted requests that another one has counted for some keys to the traffic of these here."""
-        amounts = cache(amounts_of)  # they are the same for all clients of a rule
-        for key in keys:
-            for (route, _, *buckets), requests in other.admitted[key].items():
-                self[key].count_passed(route, amounts(*buckets), requests)
 
     def forget_rare(self) -> None:
         """If there are too many, forget those that are neither among the busiest nor among the most refused."""
-        if max(len(self), len(self.admitted)) > MAX_CLIENTS:
-            # Those that are known and the busiest of the others: most came once, and would be forgotten again.
-            busiest = nlargest(MAX_CLIENTS // 4, self.admitted, lambda key: sum(self.admitted[key].values()))
-            self._add_admitted(self, {*busiest, *self})
-            self.admitted.clear()
+        if max(len(self), len(self.totals)) > MAX_CLIENTS:
             ranked = self.ranking(MAX_CLIENTS // 4).each()
-            self.clear()
+            for counts in (self.admitted, self.totals, self):
+                counts.clear()
             self.update({client.key: client for client in ranked})
 
     def ranking(self, most: int) -> Ranking:
         """Return the busiest and those that are refused most."""
-        # Sorting is faster than `nlargest` for so many.
-        busiest = sorted(self.values(), key=attrgetter("requests"), reverse=True)
-        refused = sorted(self.values(), key=attrgetter("refused"), reverse=True)
-        return Ranking(busiest[:most], [client for client in refused[:most] if client.refused])
+        requests = self.totals + Counter({key: client.requests for key, client in self.items()})
+        busiest = [key for key, _ in requests.most_common(most)]
+        refused = [client for client in self.values() if client.refused]
+        refused = nlargest(most, refused, attrgetter("refused"))
+        ranking = Ranking([self[key] for key in busiest], refused)
+        keys = {client.key for client in ranking.each()}
+        for (route, _, *buckets), admitted in self.admitted.items():
+            amounts = amounts_of(*buckets)
+            for key in sorted(keys & admitted.keys()):
+                self.totals[key] -= admitted[key]
+                self[key].count_passed(route, amounts, admitted.pop(key))
+        return ranking
 
     def packed(self) -> bytes:
         """Return the row of a slice."""

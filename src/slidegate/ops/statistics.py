@@ -17,7 +17,6 @@ from collections import deque
 from contextlib import suppress
 from contextvars import Context
 from datetime import timedelta
-from itertools import repeat, starmap
 from threading import Lock
 from time import monotonic
 from typing import Final
@@ -129,10 +128,9 @@ class Statistics(Observer):
         """Count some of the pending requests."""
         with self._counting:
             was_full = self._tally.is_full
-            requests = list(starmap(self._pending.popleft, repeat((), min(PART, len(self._pending)))))
+            requests = [self._pending.popleft() for _ in range(min(PART, len(self._pending)))]
             self._events.add_refusals(self._tally.count(requests))
-            is_full = self._tally.is_full
-        if is_full and not was_full:
+        if self._tally.is_full and not was_full:
             message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHERS[1]}"
             self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
 

@@ -4,25 +4,22 @@
              1 append            128 at once   every 5 s, by the store's clock
 
 Requests are counted many at a time. An admitted one costs a count of its group for its client, and nothing of it is an
-object of its own: the traffic of a client is made when it is added to a slice.
+object of its own: the traffic of a client is made when it is listed in a row.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final
 
-from ..core import Check, Decision, Reason
+from ..core import Decision, Reason
 from ..core.addresses import network_of
 from ..events import Outcome, Passed
 from .kinds import named_kind
-from .metrics import OTHER, status_name
+from .metrics import OTHER, grouped, status_name
 from .slices import Clients, Series
 from .traffic import SeriesName, Traffic, add_to, names_of
 
-Group: TypeAlias = tuple[Any, ...]
-"""What many admitted requests have in common: route, status, and the buckets that counted them."""
 MAX_SERIES: Final = 200
 NO_ROUTE: Final = "(no route)"
 
@@ -55,36 +52,24 @@ class Tally:
         self.clients = Clients()
         self.keys = Clients()
 
-    def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
+    def count(self, requests: Sequence[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
         refused: list[Outcome] = []
-        by_client = self.clients.admitted
-        times_us = defaultdict[Group, list[int]](list)
         for request in requests:
             if isinstance(request, Outcome):
-                checks: Sequence[Check] = [check for decision in request.decisions for check in decision.checks]
-                self._count_outcome(request, checks)
+                self._count_outcome(request)
                 if request.refusal is not None:
                     refused.append(request)
-                    continue
-                request = request.client, checks, request.route, request.duration_us, request.status
-            # What all requests of a group have in common is counted below, and what clients have when it is written.
-            client, checks, route, time_us, status = request
-            group: Group = (route, status)
-            has_keys = False
-            for bucket, key, _ in checks:
-                group += (bucket,)
-                if key != client:
-                    has_keys = True
-            times_us[group].append(time_us)
-            by_client[client][group] += 1
-            if has_keys:
-                self._count_keys(request)
-        for (route, status, *buckets), times in times_us.items():
+        # What all requests of a group have in common is counted here, and what clients have when it is written.
+        for group, (clients, times_us, keyed) in grouped(requests).items():
+            self.clients.count(group, clients)
+            for passed in keyed:
+                self._count_keys(passed)
+            route, status, *buckets = group
             traffic = self._traffic(tuple(dict.fromkeys(bucket.label for bucket in buckets)), route)
-            traffic.passed += len(times)
-            traffic.statuses[status_name(status)] += len(times)
-            traffic.times.count_all(times)
+            traffic.passed += len(times_us)
+            traffic.statuses[status_name(status)] += len(times_us)
+            traffic.times.count_all(times_us)
         self.clients.forget_rare()
         self.keys.forget_rare()
         return refused
@@ -94,10 +79,10 @@ class Tally:
         client, checks, route, _, status = request
         keys = {key for _, key, _ in checks} - {client, self._everyone}
         for key in keys:
-            self.keys.admitted[key][route, status, *[bucket for bucket, own, _ in checks if own == key]] += 1
+            self.keys.count((route, status, *[bucket for bucket, own, _ in checks if own == key]), [key])
         self._note_keys(client, keys)
 
-    def _count_outcome(self, outcome: Outcome, checks: Sequence[Check]) -> None:
+    def _count_outcome(self, outcome: Outcome) -> None:
         """Count what only an outcome tells of a request: its refusal, its exception, and shadow rules."""
         route = outcome.route
         # A middleware refuses before the route is known: that is no request to a path without one.
@@ -107,7 +92,7 @@ class Tally:
         if outcome.refusal is not None:
             traffic.count_refusal(outcome.reason)
             traffic.statuses[status_name(outcome.status)] += 1
-            self._count_refused(outcome, outcome.refusal, checks)
+            self._count_refused(outcome, outcome.refusal)
         elif outcome.failed:
             traffic.exceptions += 1
         for rule in outcome.observing_rules:
@@ -115,10 +100,10 @@ class Tally:
         for rule in outcome.shadow_rules:
             self._traffic((rule,), "").shadow_refused += 1
 
-    def _count_refused(self, outcome: Outcome, refusal: Decision, checks: Sequence[Check]) -> None:
+    def _count_refused(self, outcome: Outcome, refusal: Decision) -> None:
         """Count a refused request for its client, and for those of its keys whose limit or ban refused it."""
         ours = {outcome.client, self._everyone}
-        keys = {key for _, key, _ in checks} - ours
+        keys = {key for decision in outcome.decisions for _, key, _ in decision.checks} - ours
         names = names_of(outcome, refusal)
         self.clients[outcome.client].count_refused(refusal, names)
         refusing: dict[str, Iterable[str]] = {}

@@ -191,11 +191,6 @@ class ClientTraffic(RequestCounts):
     refused_min_ago: int = 0
 
     @property
-    def requests(self) -> int:
-        """All requests."""
-        return self.passed + self.refused + self.unavailable
-
-    @property
     def rule(self) -> str:
         """What refused most of its requests: a rule, a list or ``ban by ann``; without any, what counted most."""
         counts = self.refused_by or self.counted_by
@@ -203,12 +198,14 @@ class ClientTraffic(RequestCounts):
 
     def add(self, other: ClientTraffic) -> None:
         """Add the counts of another slice or worker, a later one."""
+        for key, requests in other.keys.items():
+            add_to(self.others, f"{zlib.crc32(key.encode(errors='replace')):08x}", requests)
+        if not other.requests:  # only its keys were noted
+            return
         self.add_counts(other, CLIENT_COUNTS)
         for names in ("refused_by", "counted_by", "routes", "others"):
             for name, requests in getattr(other, names).items():
                 add_to(getattr(self, names), name, requests)
-        for key, requests in other.keys.items():
-            add_to(self.others, f"{zlib.crc32(key.encode(errors='replace')):08x}", requests)
         self._keep(other.amounts)
 
     def count_passed(self, route: str, amounts: dict[str, str], requests: int) -> None:
