@@ -159,24 +159,7 @@ class ReportOutcome(Effect):
         _report(observers.requests, visit, error, route, duration_us)
 
 
-_REPORT_OUTCOME: Final = ReportOutcome()
-
-
-def begin_outcome(visit: Visit) -> None:
-    """Have the outcome of a request reported, unless a middleware around its own, of the same limiter, does.
-
-    The report is in front of the effects that are awaited.
-
-    Args:
-        visit: The request, which arrives.
-    """
-    engine = visit.policy.engine
-    if visit.outer is not None:
-        for around in visit.outer.visits():
-            if around.began_ns and around.policy.engine is engine:
-                return
-    visit.began_ns = engine.clock.monotonic_ns()
-    visit.effects = [_REPORT_OUTCOME, *visit.effects]
+REPORT_OUTCOME: Final = ReportOutcome()
 
 
 def _report(receivers: Sequence[Any], visit: Visit, error: BaseException | None, route: str, duration_us: int) -> None:

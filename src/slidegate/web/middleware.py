@@ -28,7 +28,7 @@ from ..limiter.named_limits import NamedLimit
 from ..limiter.workers import PublishedRule
 from .callbacks import request_in
 from .client_ip import ClientAddress
-from .effects import begin_outcome
+from .effects import REPORT_OUTCOME
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
@@ -224,8 +224,9 @@ class RateLimitMiddleware(FailsAtStartup):
             plan = policy.rules.match(scope)
         visit = Visit(policy, scope, receive, send, client, plan)
         try:
-            if policy.observers.requests:
-                begin_outcome(visit)
+            if policy.observers.requests and not visit.is_reported:
+                visit.began_ns = policy.engine.clock.monotonic_ns()
+                visit.effects = [REPORT_OUTCOME, *visit.effects]  # in front of those that are awaited
             if plan.is_direct:  # limits alone, as for most requests: bans and limits, in one hit
                 answer = policy.engine.hit(plan.checks(scope, client.key), client.subjects)
                 decision = answer if isinstance(answer, Decision) else await answer

@@ -105,6 +105,8 @@ class Visit:
     """The default `Answer` to the last refusal whose response passes `send`; None before there is one."""
     struck: tuple[BanPolicy, ...] = ()
     """The ban policies that the request has struck."""
+    is_reported = False
+    """Whether a middleware around its own, of the same limiter, reports its outcome."""
     began_ns = 0
     """When its middleware got the request, by the monotonic clock, if that reports its outcome."""
     was_waiting = False
@@ -145,6 +147,7 @@ class Visit:
         outer.shared[:] = [(policy, decision) for policy, decision in outer.shared if policy in around]
         self.outer = outer
         self.shared = outer.shared
+        self.is_reported = any(visit.began_ns and visit.policy.engine is self.policy.engine for visit in outer.visits())
 
     def visits(self) -> Iterator[Visit]:
         """Yield this visit and those around it."""
