@@ -43,9 +43,6 @@ RENEWALS: Final = 3
 Row: TypeAlias = Any
 """The name of a row in the store."""
 
-_MIN_US: Final = 1_000_000
-_MAX_US: Final = 600_000_000
-
 
 def permit_lease_us(value: str | timedelta) -> int:
     """Return the length of a lease in microseconds.
@@ -53,7 +50,7 @@ def permit_lease_us(value: str | timedelta) -> int:
     Raises:
         ConfigurationError: The value is not a duration from 1 s to 10 minutes.
     """
-    return parse_duration_us(value, "permit_lease", _MIN_US, _MAX_US, "10s")
+    return parse_duration_us(value, "permit_lease", 1_000_000, 600_000_000, "10s")
 
 
 class HeldRow:

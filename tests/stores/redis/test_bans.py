@@ -114,6 +114,25 @@ def paused(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return goes_on
 
 
+async def test_a_strike_that_is_given_up_at_any_moment_makes_its_ban_and_tells_it_or_neither(
+    server: RedisServer, observer: RecordingObserver
+) -> None:
+    ends = set()
+    async with workers_at(server, 1) as (store,):
+        store.observe(observer)
+        for turns in range(100):
+            strike = asyncio.ensure_future(store.bans.strike(BanPolicy("1/hour", "10m"), f"user:{turns}", 1, ""))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            strike.cancel()
+            ban = await store.bans.find((f"user:{turns}",))  # on the same connection, so that all before is answered
+            assert len(observer.events) == (ban is not None), turns
+            observer.events.clear()
+            ends.add(ban)
+    assert None in ends
+    assert len(ends) > 1
+
+
 @pytest.mark.parametrize("between", ["nothing", "an unban", "the end of the ban and a strike", "a ban by hand"])
 @pytest.mark.parametrize("shadow", [False, True])
 async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(

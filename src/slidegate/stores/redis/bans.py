@@ -34,7 +34,6 @@ from .requests import read_page
 CHUNK: Final = 100
 """How many bans are written in one step, which blocks an event loop, or Redis, for about a millisecond; three times as
 many are read in one."""
-_FOR_EVER: Final = -1
 _LEVEL: Final = Struct("<qqI")
 _MADE: Final = 1
 _FULL: Final = 2
@@ -93,25 +92,28 @@ class RedisBans(BanStore):
             return None
         return await self._ban_next(policy, *due)
 
-    async def _ban_next(self, policy: BanPolicy, before: bytes, ban: Ban, after: Level) -> Ban | None:
-        """Store a ban that is due; return None if another worker was faster, or there is no room."""
+    def _ban_next(self, policy: BanPolicy, before: bytes, ban: Ban, after: Level) -> asyncio.Future[Ban | None]:
+        """Store a ban that is due; the result is None if another worker was faster, or there is no room."""
         key, row = ban.key, b""
         if not policy.shadow:
             row = _pack_ban(ban)
         strikes = window_field(policy.strikes, policy.strikes.limits[0])
         level = _LEVEL.pack(after.over_us, after.until_us, after.level)
         args = key.encode(), row, strikes, digest_of(policy.name), before, level, self._max_bans
-        result = await self._batcher().command(self._names_of(key), b"put_next", *args)
-        if result == _FULL and self._throttle.left_out("bans_full", real_monotonic_us()) is not None:
-            self._tell(bans_full(self._max_bans, key))
-        if result != _MADE:
-            return None
-        self._changes.note((key,))
-        if policy.shadow:
-            self._tell(shadow_banned(ban))
-            return None
-        self._tell(banned(ban))
-        return ban
+
+        def read(result: Any, now_us: int) -> Ban | None:  # also when nobody awaits it any more
+            if result == _FULL and self._throttle.left_out("bans_full", real_monotonic_us()) is not None:
+                self._tell(bans_full(self._max_bans, key))
+            if result != _MADE:
+                return None
+            self._changes.note((key,))
+            if policy.shadow:
+                self._tell(shadow_banned(ban))
+                return None
+            self._tell(banned(ban))
+            return ban
+
+        return self._batcher().command(self._names_of(key), b"put_next", *args, read=read)
 
     async def ban(
         self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
@@ -205,7 +207,7 @@ class RedisBans(BanStore):
 
 
 def _pack_ban(ban: Ban) -> bytes:
-    end_us = _FOR_EVER
+    end_us = -1  # never
     if ban.until_us is not None:
         end_us = max(ban.until_us, 0)
     return END.pack(end_us) + json_of(ban._asdict())
