@@ -293,5 +293,8 @@ KNOWN: Final = {
     "a known refusal ends when a window of 60 changes": _of_refusals(60),
     "a known refusal ends when less is left": _known("5/hour", _ask(3, 4, 2, 4)),
     "a known refusal ends when something is charged": _known("5/hour", _ask(3, 4), Debt(_of(2)), _ask(4)),
+    "the most units that a window counts leave with it": _known(
+        "5/hour", Debt(_of(2**32)), Step(2 * HOUR_US), Debt(_of(3)), _ask(2, 1)
+    ),
 }
 """Programs that once failed, by what they show."""

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import anyio
 import anyio.to_thread
@@ -30,9 +31,9 @@ from slidegate.limiter.named_limits import NamedLimit, parse_one
 from slidegate.limiter.overrides import LIMITS as CHANGED_LIMITS
 from slidegate.limiter.rows import HISTORY, MOST
 from slidegate.limiter.workers import WORKERS, Publication, PublishedRule, rules_of
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock, RecordingObserver, limits_off
 
-from ..asgi import PEER, call
+from ..asgi import PEER, call, hello
 from ..contract.programs import SECOND_US
 from ..drawing import examples
 from ..ops.shared_rows import SharedRows, limiter_on
@@ -648,3 +649,19 @@ async def test_a_ban_stands_if_the_history_cannot_be_written(caplog: pytest.LogC
         await limiter.ban("user:ann", "1h", by="bob")
     assert await limiter.banned("user:ann")
     assert "the history lacks an action (ban user:ann by bob): no room" in caplog.text
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+async def test_while_a_test_has_switched_limits_off_no_request_reads_what_operators_have_changed(is_off: bool) -> None:
+    rows = Rows()
+    app = RateLimitMiddleware(hello, limiter=limiter_on(rows))
+    if is_off:  # by an operator, for an hour
+        await app.limiter.override("*", "off", "1h")
+    rows.read = Mock(wraps=rows.read)  # type: ignore[method-assign]
+    with limits_off():
+        rows.clock.advance("2m")
+        assert (await call(app)).status == 200
+        await turns()
+    assert not rows.read.called
+    await call(app)
+    assert rows.read.called
