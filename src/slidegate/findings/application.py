@@ -1,4 +1,4 @@
-"""Findings about an application as it starts: its processes, its rules and routes, the order of rules and layers.
+"""Findings about an application as it starts: its rules and routes, the order of rules and layers.
 
 `RuleSet.matches_of` tells what a rule does, for examples of its requests. They are of every kind that another rule
 could take from it: paths of several lengths for a parameter with slashes, and a method that no rule names for rules of
@@ -7,11 +7,8 @@ all methods.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
-from traceback import walk_stack
 from typing import Final, TypeAlias
 
 from .._path_examples import filled, filled_for_both
@@ -34,46 +31,6 @@ _OFTEN_WITHOUT_ROUTE: Final = (
 """The methods that others than routes answer: middlewares, those of WebDAV, and caches."""
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
-def about_settings(policy: Policy, off_by: str) -> Iterator[Finding]:
-    """Yield the findings about settings: one switches off, or one, or a server, starts processes that count apart."""
-    if off_by:
-        yield Finding(
-            "SG110",
-            f"slidegate is switched off ({off_by}): every request passes; if that is not intended, remove this setting",
-        )
-    count, setting = _workers(), os.environ.get("WEB_CONCURRENCY", "")  # which several servers read
-    if setting.isdecimal():
-        count = max(count, int(setting))
-    if count > 1 and policy.engine.per_process:
-        yield Finding(
-            "SG103",
-            f"limits are per process: with {count} workers a client gets each limit up to that many times; "
-            'to count for all processes, write Limiter.from_url("lmdb:///var/lib/app/slidegate")',
-        )
-
-
-def _workers() -> int:
-    """Return how many processes the server has that runs this one; 0 if it has started none.
-
-    It calls its workers with its configuration, which so is in the stack that builds a middleware. The stacks of other
-    threads are not asked for: before CPython 3.11.5 that is a deadlock if garbage is collected meanwhile.
-    """
-    workers = 0
-    for frame, _ in walk_stack(sys._getframe()):
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] in ("uvicorn", "gunicorn", "hypercorn"):
-            for value in [*frame.f_locals.values()]:
-                config = attribute_of(value, "cfg", value)
-                if not attribute_of(config, "should_reload"):  # it starts one
-                    workers = max(workers, attribute_of(config, "workers", 0))
-        if module in ("multiprocessing.process", "gunicorn.arbiter"):  # else it serves in its own process
-            return workers
-    return 0
-
-
 # -- the order of rules ------------------------------------------------------------------------------------------------
 
 
@@ -84,9 +41,6 @@ def about_order(rule_set: RuleSet, routes: Routes) -> Iterator[Finding]:
         rule_set: The rules.
         routes: The routes of the application; none if they are unknown.
     """
-    # Without a rule that ends the list all that match apply, in any order.
-    if not any(rule.is_final for rule in rule_set.given):
-        return
     for place, rule in enumerate(rule_set.given):
         examples = [*_rules_of_examples(rule_set, rule, routes)]
         reaching = [rules for rules in examples if rule in rules]
@@ -167,8 +121,7 @@ def _problem(rules: RuleSet, rule: Rule, path: str, taken: Routes, routes: Route
     # Who has written such a rule for what is below, or limits everything, knows.
     alike = [path for other in rules.given if other.action == rule.action for path in other.paths]
     has_others = not rule.blocks and ("*" in alike or rules.default_rule is not None)
-    is_known = rule.exempts or has_others or _has_below(begin, alike)
-    if begin != "/" and _has_below(begin, paths) and not is_known:
+    if begin != "/" and _has_below(begin, paths) and not (rule.exempts or has_others or _has_below(begin, alike)):
         return f" below it; write '{begin}{{rest:path}}'"
     # Other blocks are for scanners, whose paths have no routes.
     if taken or rule.blocks:
@@ -191,11 +144,12 @@ def _about_methods(rule: Rule, routes: Routes) -> Iterator[Finding]:
     for route in routes:
         taken |= route.methods or methods
     lost = methods.difference(_OFTEN_WITHOUT_ROUTE.split(), taken)
-    is_for_many = any(path == "*" or ":path}" in path for path in rule.paths)
+    is_for_many = "*" in rule.paths or ":path}" in " ".join(rule.paths)
     if is_for_many or taken & methods:  # it may well name the usual ones, too
         lost -= {"GET", "POST", "PUT", "PATCH", "DELETE"}
     if taken and lost:
-        listed, others = ", ".join(sorted(lost)), ", ".join(sorted(taken - {"HEAD"}))
+        listed = ", ".join(sorted(lost))
+        others = ", ".join(sorted(taken - {"HEAD"}))
         yield Finding(
             "SG136", f"rule {rule.label!r} is for {listed}, which no route of its path takes; they take {others}"
         )

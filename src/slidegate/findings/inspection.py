@@ -1,10 +1,13 @@
-"""When each finding about a middleware is looked for, and what its first requests show."""
+"""When findings about routes and requests are looked for; those about settings, and what the first requests show."""
 
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from collections.abc import Iterable, Iterator
 from operator import is_
+from traceback import walk_stack
 from typing import Any, Final
 from weakref import WeakSet, ref
 
@@ -27,23 +30,17 @@ _NAMING: Final = (
     b"fastly-client-ip fly-client-ip x-original-forwarded-for x-vercel-forwarded-for x-envoy-external-address"
 ).split()
 """The header fields in which proxies, CDNs and frontend servers name the client."""
-_OFTEN: Final = 3
 _built: Final[WeakSet[Any]] = WeakSet()
 """The middlewares that live and count apart."""
 _FIRST: Final = 100
 """How many requests are counted by their clients."""
 _WITHOUT_USER: Final = "slidegate.without_user"
-"""The scope key of each scope in which a key by user has found no user, with what is reported if it gets one."""
+"""The scope key of what is reported if there is a user later: each message with the scope that had none."""
 _OF_BANS: Final = (
     "a ban policy bans users, but the user of a request is set inside this middleware, so no ban of a user refuses it; "
     "add AuthenticationMiddleware outside, which is after this middleware, or write a RateLimit at endpoints, behind "
     "what sets the user"
 )
-
-
-def of_settings(policy: Policy, off_by: str) -> None:
-    """Look at the settings and the processes; `off_by` is what switches the middleware off, or empty."""
-    policy.findings.report(application.about_settings(policy, off_by))
 
 
 def of_routes(policy: Policy, app: object, routed_app: object) -> None:
@@ -74,7 +71,7 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
     findings.report(_about_request(policy, scope, client))
     if len(findings.first) < _FIRST:
         findings.report(_about_one_client(policy, client.key, scope))
-    without_user: list[Any] = []
+    without_user: dict[str, Scope] = {}
     scope[_WITHOUT_USER] = without_user
     _expect_user(policy.signals.keyed, scope, _OF_BANS)
     for rule in filter(None, [*policy.rules.given, policy.rules.default_rule]):
@@ -89,7 +86,7 @@ def of_request(policy: Policy, scope: Scope, send: Send) -> Send:
     async def look_and_send(message: Message) -> None:
         if message["type"] in STARTS and findings.requests_left:  # else its endpoint may not have been looked at
             findings.report(_about_peer_within(policy, peer, scope, client.key))
-            findings.report(finding for place, finding in without_user if _has_user(place))
+            findings.report(Finding("SG139", text) for text, place in without_user.items() if _has_user(place))
         await send(message)
 
     return look_and_send
@@ -106,8 +103,7 @@ def of_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
     policy = visit.policy
     policy.findings.report(_about_peer_within(policy, peer_of(visit.scope), scope, visit.client.key))
     if _has_user(scope):  # whose ban is looked up here
-        without_user = scope.get(_WITHOUT_USER, [])
-        without_user[:] = [(place, finding) for place, finding in without_user if finding.message != _OF_BANS]
+        scope.get(_WITHOUT_USER, {}).pop(_OF_BANS, None)
     _expect_user(
         (rule.key, rule.fair),
         scope,
@@ -139,7 +135,45 @@ def of_new_limit(policy: Policy, limit: object, function: object) -> None:
     latest.append(ref(limit))
 
 
-# -- a middleware that is built for each route -------------------------------------------------------------------------
+# -- settings, processes, and a middleware that is built for each route ------------------------------------------------
+
+
+def about_settings(policy: Policy, off_by: str) -> Iterator[Finding]:
+    """Yield the findings about settings: one switches off, or one, or a server, starts processes that count apart."""
+    if off_by:
+        yield Finding(
+            "SG110",
+            f"slidegate is switched off ({off_by}): every request passes; if that is not intended, remove this setting",
+        )
+    count = _workers()
+    setting = os.environ.get("WEB_CONCURRENCY", "")  # which several servers read
+    if setting.isdecimal():
+        count = max(count, int(setting))
+    if count > 1 and policy.engine.per_process:
+        yield Finding(
+            "SG103",
+            f"limits are per process: with {count} workers a client gets each limit up to that many times; "
+            'to count for all processes, write Limiter.from_url("lmdb:///var/lib/app/slidegate")',
+        )
+
+
+def _workers() -> int:
+    """Return how many processes the server has that runs this one; 0 if it has started none.
+
+    It calls its workers with its configuration, which so is in the stack that builds a middleware. The stacks of other
+    threads are not asked for: before CPython 3.11.5 that is a deadlock if garbage is collected meanwhile.
+    """
+    workers = 0
+    for frame, _ in walk_stack(sys._getframe()):
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] in ("uvicorn", "gunicorn", "hypercorn"):
+            for value in [*frame.f_locals.values()]:
+                config = attribute_of(value, "cfg", value)
+                if not attribute_of(config, "should_reload"):  # it starts one
+                    workers = max(workers, attribute_of(config, "workers", 0))
+        if module in ("multiprocessing.process", "gunicorn.arbiter"):  # else it serves in its own process
+            return workers
+    return 0
 
 
 def about_building(middleware: Any) -> Iterator[Finding]:
@@ -154,7 +188,7 @@ def about_building(middleware: Any) -> Iterator[Finding]:
         return
     _built.add(middleware)
     for _ in range(2):
-        if sum(all(map(is_, other.options, middleware.options)) for other in _built) != _OFTEN:
+        if sum(all(map(is_, other.options, middleware.options)) for other in _built) != 3:  # often
             return
         gc.collect()  # some may be unused, but in cycles: count again without them
     yield Finding(
@@ -242,9 +276,8 @@ def _expect_user(keys: Iterable[Any], scope: Scope, message: str) -> None:
         keys: What a rule counts and shares by, or what policies ban.
         scope: The request where they are read.
     """
-    parts = [part for key in keys for part in parts_of(key)]
-    if user in parts and not _has_user(scope):
-        scope.get(_WITHOUT_USER, []).append((scope, Finding("SG139", message)))
+    if any(user in parts_of(key) for key in keys) and not _has_user(scope):
+        scope.get(_WITHOUT_USER, {})[message] = scope
 
 
 def _has_user(scope: Scope) -> bool:

@@ -178,7 +178,7 @@ class RateLimitMiddleware(FailsAtStartup):
             file.observe(self.limiter.engine.emit)
         off_by = setting_that_switches_off(enabled)
         self.is_enabled = not off_by
-        self.policy.inspection.of_settings(policy, off_by)
+        policy.findings.report(policy.inspection.about_settings(policy, off_by))
 
     from_file: ClassVar[_FromFile]
     """The middleware that reads its options from a TOML file, and again when the file changes: `ReloadingMiddleware`,

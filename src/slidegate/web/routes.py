@@ -221,8 +221,7 @@ def is_by_path(app: object) -> bool:
     """
     with suppress(Exception):
         kinds = {type(route) for route, _, _ in walk(app)}
-        packages = {kind.__module__.partition(".")[0] for kind in kinds}
-        return packages <= {"starlette", "fastapi"} and Host not in kinds
+        return Host not in kinds and all(kind.__module__.startswith(("starlette.", "fastapi.")) for kind in kinds)
     return False
 
 
