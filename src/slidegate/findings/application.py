@@ -58,7 +58,7 @@ def about_order(rule_set: RuleSet, routes: Routes) -> Iterator[Finding]:
             continue
         (above,) = ended_by
         # A rule that does the same as the one that ends the list is not missed.
-        if rule.counts or (rule.action, rule.status) != (above.action, above.status):
+        if rule.counts or rule.action != above.action or rule.status != above.status:
             yield Finding(
                 "SG133",
                 f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends "
@@ -138,15 +138,17 @@ def _has_below(begin: str, paths: Sequence[str]) -> bool:
 
 
 def _about_methods(rule: Rule, routes: Routes) -> Iterator[Finding]:
-    """Yield the finding about methods of a rule that none of the routes takes to which it applies."""
+    """Yield the finding about methods of a rule, or websockets, that none of the routes takes to which it applies."""
     methods = rule.methods or frozenset()
-    taken: set[str] = set()
+    if rule.connection == "websocket":
+        methods = frozenset({"WS"})
+    taken = set[str]()
     for route in routes:
         taken |= route.methods or methods
     lost = methods.difference(_OFTEN_WITHOUT_ROUTE.split(), taken)
     is_for_many = "*" in rule.paths or ":path}" in " ".join(rule.paths)
     if is_for_many or taken & methods:  # it may well name the usual ones, too
-        lost -= {"GET", "POST", "PUT", "PATCH", "DELETE"}
+        lost -= {"GET", "POST", "PUT", "PATCH", "DELETE", "WS"}
     if taken and lost:
         listed = ", ".join(sorted(lost))
         others = ", ".join(sorted(taken - {"HEAD"}))

@@ -30,7 +30,7 @@ _NAMING: Final = (
     b"fastly-client-ip fly-client-ip x-original-forwarded-for x-vercel-forwarded-for x-envoy-external-address"
 ).split()
 """The header fields in which proxies, CDNs and frontend servers name the client."""
-_built: Final[WeakSet[Any]] = WeakSet()
+_built: Final = WeakSet[Any]()
 """The middlewares that live and count apart."""
 _FIRST: Final = 100
 """How many requests are counted by their clients."""

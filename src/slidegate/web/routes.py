@@ -128,8 +128,8 @@ class MountedRoute:
 
     @cached_property
     def methods(self) -> frozenset[str] | None:
-        """The methods that it takes; None for all. A handshake is a GET."""
-        return frozenset(getattr(self._route, "methods", {"GET"}) or ()) or None
+        """The methods that it takes; None for all. A handshake is a GET, and a WS."""
+        return frozenset(getattr(self._route, "methods", {"GET", "WS"}) or ()) or None
 
     @cached_property
     def label(self) -> str:
