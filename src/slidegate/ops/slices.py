@@ -154,7 +154,8 @@ class Clients(dict[str, ClientTraffic]):
         for key, client in other.items():
             self[key].add(client)
         for group, requests in other.admitted.items():
-            self.count(group, requests)
+            self.admitted[group].update(requests)
+        self.totals.update(other.totals)
         self.forget_rare()
 
     def forget_rare(self) -> None:
