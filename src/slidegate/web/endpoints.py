@@ -178,7 +178,7 @@ class RateLimit:
     async def check(  # noqa: C901 - the way of a request at its endpoint
         self, connection: HTTPConnection, endpoint: object = None, /
     ) -> None:
-        """Charge a request; an endpoint may call this before it sends anything.
+        """Charge a request, once however often it is checked; an endpoint may call this before it sends anything.
 
         As a dependency write the limit itself, ``Depends(LIMIT)``: FastAPI would let clients name the endpoint.
 
