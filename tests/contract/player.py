@@ -72,10 +72,12 @@ class Player:
         store: An empty store that reads the time from `clock`; if it has no permits, there is a window in their place.
         clock: The clock, at the start time of the program.
         program: The program.
+        repeats: Whether the store repeats a refusal for a second, with old numbers of windows that have room.
     """
 
-    def __init__(self, store: Store, clock: FakeClock, program: Program) -> None:
+    def __init__(self, store: Store, clock: FakeClock, program: Program, *, repeats: bool = False) -> None:
         self.store = store
+        self.repeats = repeats
         self.clock = clock
         self.model = Model()
         self.moves = program.moves
@@ -173,10 +175,14 @@ class Player:
         self.named.update((rule, key) for rule, key, _ in question)
         checks = self._checks(question, plain)
         expected, charged = expect(checks, self.clock.now_us)
-        decision = await settle(ask(checks))
-        self._agree(verdict_of(decision), expected)
+        answer = ask(checks)
+        decision = await settle(answer)
+        if self.repeats and answer is decision and not decision.allowed:
+            same_refusal(verdict_of(decision), expected)
+        else:
+            self._agree(verdict_of(decision), expected)
         self.charged.append((decision, charged))
-        return decision.retry_after_us
+        return expected.retry_after_us
 
     async def _refund(self, which: int, permits: bool | None) -> None:
         if self.charged:
@@ -281,6 +287,14 @@ def shown_with(moves: Sequence[object], clock: Callable[[], int], rules: Sequenc
     except AssertionError as error:
         played = "".join(f"\n  {move}" for move in moves)
         raise AssertionError(f"{error}\nat {clock()} us after{played}\nwith {rules}") from error
+
+
+def same_refusal(repeated: Verdict, expected: Verdict) -> None:
+    """Assert that a repeated refusal is still one, and that windows without room name the time until they have some."""
+    same(repeated[:2], expected[:2])
+    for answered, now in zip(repeated.answers, expected.answers, strict=True):
+        if answered.retry_after_us not in (0, 1):  # 1: it has room meanwhile, and another one waits longer
+            same(answered.retry_after_us, now.retry_after_us)
 
 
 def same(answered: object, expected: object) -> None:

@@ -151,7 +151,13 @@ def with_store(test: Callable[[Any, StoreHarness], Awaitable[None]]) -> Callable
 
 
 class RandomContract:
-    """The random tests of `StoreContract`, for a store that differs from another by its transport alone."""
+    """The random tests of `StoreContract`, for a store that differs from another by its transport alone.
+
+    Attributes:
+        repeats: See `Player`.
+    """
+
+    repeats = False
 
     def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:
         """Return an empty store that reads the time from `clock`."""
@@ -167,7 +173,8 @@ class RandomContract:
 
     async def play(self, program: Program) -> None:
         """Play a program to a new store and to the reference."""
-        await play_to(self, program.start_us, lambda store: Player(store.raw, store.clock, program).play())
+        player = partial(Player, program=program, repeats=self.repeats)
+        await play_to(self, program.start_us, lambda store: player(store.raw, store.clock).play())
 
 
 WORKERS: Final = b"ann00000", b"bob00000"

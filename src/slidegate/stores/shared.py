@@ -30,7 +30,12 @@ DEFAULT_MAX_KEYS: Final = 100_000
 DEFAULT_MAX_BANS: Final = 100_000
 _UNWRITABLE: Final = re.compile(r"[^\S ]|[\x00-\x1f\x7f]")
 """Line breaks, tabs and control characters, some of which `urlsplit` drops silently."""
-_NUMBER: Final = re.compile("[0-9]{1,18}")
+_VALUES: Final = {
+    int: (re.compile("[0-9]{1,18}"), "a whole number"),
+    bool: (re.compile("true|false", re.IGNORECASE), "true or false"),
+    str: (re.compile(".+", re.DOTALL), "a value"),
+}
+"""By the type of an option, what its value matches, and what a message calls that."""
 running_loop: Final[Callable[[], asyncio.AbstractEventLoop | None]] = asyncio._get_running_loop
 """Returns the asyncio event loop that runs in this thread; None if there is none. It is among the names that
 `asyncio.events` exports, and takes a third of the time of `get_running_loop`, whose error would have to be caught."""
@@ -158,12 +163,9 @@ def read_options(query: str, types: Mapping[str, type], where: str) -> dict[str,
         kind = types.get(name)
         if kind is None:
             raise ConfigurationError(f"{where}: unknown option {quoted(name)}{closest(name, types)}")
-        if kind is int and not _NUMBER.fullmatch(value):
-            raise ConfigurationError(f"{where}: {name} needs a whole number, not {quoted(value)}")
-        if kind is bool and value.lower() not in ("true", "false"):
-            raise ConfigurationError(f"{where}: {name} needs true or false, not {quoted(value)}")
-        if not value:
-            raise ConfigurationError(f"{where}: {name} needs a value")
+        shape, needed = _VALUES[kind]
+        if not shape.fullmatch(value):
+            raise ConfigurationError(f"{where}: {name} needs {needed}, not {quoted(value)}")
         options[name] = value.lower() == "true" if kind is bool else kind(value)
     return options
 

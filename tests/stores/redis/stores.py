@@ -62,7 +62,24 @@ def fresh_prefix() -> str:
 
 def store_of(server: Any, **options: Any) -> RedisStore:
     """Return a store at a server, an address or a client, with a prefix of its own unless one is given."""
-    return RedisStore(getattr(server, "url", server), **{"prefix": fresh_prefix(), "timeout": PLENTY, **options})
+    store = RedisStore(getattr(server, "url", server), **{"prefix": fresh_prefix(), "timeout": PLENTY, **options})
+    if "clock" in options:
+        end_answers_with_steps_back(store)
+    return store
+
+
+def end_answers_with_steps_back(store: RedisStore) -> None:
+    """Have a store use no kept answer after a step back of its clock, by however little: that moves windows."""
+    latest_us, clock = 0, store.parts.time.local_us
+
+    def now_us() -> int:
+        nonlocal latest_us
+        before_us, latest_us = latest_us, clock()
+        if latest_us < before_us:
+            store.parts.changes.note()
+        return latest_us
+
+    store.parts.time.local_us = now_us
 
 
 usual: Final = cache(bucket)

@@ -19,7 +19,7 @@ from ...contract.player import settle
 from ...contract.programs import YEAR_2100_US
 from ...contract.store_contract import bucket
 from ...redis_servers import RedisServer, needs_redis
-from .stores import PLENTY, eventually, fresh_prefix, workers_at
+from .stores import PLENTY, end_answers_with_steps_back, eventually, fresh_prefix, workers_at
 from .test_leases import leased, left
 
 pytestmark = needs_redis
@@ -57,13 +57,17 @@ class TestLeased(StoreContract):
     finds those of other questions refunded.
     """
 
+    repeats = True
+
     @pytest.fixture(autouse=True)
     def _at(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server = server
         monkeypatch.setattr(unit_leases, "LEAST_AHEAD", 0)
 
     def make_store(self, clock: FakeClock) -> RedisStore:
-        return Returning(self.server.url, prefix=fresh_prefix(), timeout=PLENTY, clock=clock, leases=True)
+        store = Returning(self.server.url, prefix=fresh_prefix(), timeout=PLENTY, clock=clock, leases=True)
+        end_answers_with_steps_back(store)
+        return store
 
 
 LIMITED: Final = ((bucket("3000/10s"), "ann", 1),)

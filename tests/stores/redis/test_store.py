@@ -36,7 +36,18 @@ from ...redis_servers import HOST, RedisCluster, RedisServer, needs_redis, needs
 from ...remote_stores import hit_all
 from ...turns import interrupted
 from ...virtual_time import turns
-from .stores import PLENTY_S, Ahead, all_connected, eventually, fresh_prefix, hit, store_at, store_of, workers_at
+from .stores import (
+    PLENTY_S,
+    Ahead,
+    all_connected,
+    eventually,
+    fresh_prefix,
+    hit,
+    store_at,
+    store_of,
+    usual,
+    workers_at,
+)
 
 pytestmark = needs_redis
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
@@ -73,6 +84,7 @@ async def counted(server: RedisServer, work: Callable[[], Awaitable[object]]) ->
 
 class AtServer:
     running: str
+    repeats = True
 
     @pytest.fixture(autouse=True)
     def _at(self, request: pytest.FixtureRequest) -> None:
@@ -170,30 +182,59 @@ async def test_what_another_layout_or_prefix_wrote_is_neither_read_nor_touched(s
 async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_asked_meanwhile(
     server: RedisServer, workers: list[RedisStore], ahead: Ahead, reason: Reason
 ) -> None:
+    """Others are admitted by a window of everyone that is in the same question."""
     store, other = workers
-    await hit(store, "ann", cost=5)
+    shared = usual("1000000/minute")
+
+    async def ask(store: RedisStore, key: str, cost: int = 1) -> Decision:
+        return await settle(store.hit(((usual("5/minute"), key, cost), (shared, "everyone", cost))))
+
+    await ask(store, "ann", 5)
     cost = 6 if reason is Reason.TOO_LARGE else 1
     if reason is Reason.BANNED:
         await other.bans.ban("ann", 3_600_000_000, "", "bob")
-    first = await hit(store, "ann", cost=cost)
+    first = await ask(store, "ann", cost)
 
     async def flood() -> None:
         for _ in range(100):
-            refused = await hit(store, "ann", cost=cost)
+            refused = await ask(store, "ann", cost)
             assert refused.reason is reason
             assert 0 <= (first.retry_after_us or 0) - (refused.retry_after_us or 0) < 60_000_000
 
     async def flood_beside_others() -> None:
         for _ in range(10):
             ahead.by_s += 0.3
-            assert not await hit(store, "ann", cost=cost)
-            assert await settle(other.refund((await hit(other, "bob")).begin_refund()))
-            assert await hit(store, "eve", cost=0)
+            assert not await ask(store, "ann", cost)
+            assert await settle(other.refund((await ask(other, "bob")).begin_refund()))
+            assert await ask(store, "eve", 0)
 
     assert await counted(server, flood) == 0
     ahead.by_s += 1.0  # not trusted any longer: one question, and then for a second again
     assert await counted(server, flood) <= 3  # they are read, and written where nobody was faster
     assert await counted(server, flood_beside_others) <= 10 * 3 + 4
+
+
+async def test_a_refusal_is_repeated_until_its_cost_could_pass(
+    server: RedisServer, store: RedisStore, clock: FakeClock, rng: random.Random
+) -> None:
+    """Also where units leave in the meantime, which are too few."""
+
+    async def flood(key: str, wait_us: int) -> None:
+        end_us = clock.now_us + wait_us
+        for left_us in sorted({1, *(rng.randrange(1, wait_us) for _ in range(30))}, reverse=True):
+            clock.set(end_us - left_us)
+            assert (await hit(store, key, "640/s", 640)).retry_after_us == left_us
+
+    for number in range(10):
+        key = f"user:{number}"
+        for _ in range(10):
+            await hit(store, key, "640/s", rng.randrange(1, 65))
+            clock.advance(us=rng.randrange(1, 20_000))
+        wait_us = (await hit(store, key, "640/s", 640)).retry_after_us or 0
+        assert await counted(server, partial(flood, key, wait_us)) <= wait_us // 1_000_000
+        clock.advance(us=1)
+        assert await hit(store, key, "640/s", 640)
+        clock.advance(us=3_000_000)
 
 
 @pytest.mark.parametrize("count_denied", [False, True])

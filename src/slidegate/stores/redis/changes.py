@@ -8,7 +8,7 @@ it ends, at most `TRUST_US` after it was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final
@@ -16,7 +16,6 @@ from typing import Final
 from ...core.buckets import Check
 from ...core.decision import Decision
 from ...core.memo import MEMO_SIZE
-from ...core.store import Clock
 from .requests import Question
 
 TRUST_US: Final = 1_000_000
@@ -99,7 +98,8 @@ class KeptAnswer:
 
     def holds(self, question: Question, now_us: int, changes: Changes) -> bool:
         """Return whether it may still be used for a question, which is the same but perhaps of another client."""
-        if now_us >= self.until_us or self.amounts != amounts_of(question.checks):
+        # None lasts longer: else the clock of a test was set back, which moves windows.
+        if not 0 < self.until_us - now_us <= TRUST_US or self.amounts != amounts_of(question.checks):
             return False
         if changes.last_ns < self.sent_ns:  # as most often
             return True
@@ -114,17 +114,3 @@ def windows_of(checks: Iterable[Check]) -> list[tuple[str, str]]:
 def amounts_of(checks: Sequence[Check]) -> list[int]:
     """Return the amounts of all limits."""
     return [limit.amount for bucket, _, _ in checks for limit in bucket.limits]
-
-
-def telling_steps_back(clock: Clock, tell: Callable[[], None]) -> Clock:
-    """Return the clock of a test, which tells when it was set back: that moves windows."""
-    latest_us = 0
-
-    def now_us() -> int:
-        nonlocal latest_us
-        before_us, latest_us = latest_us, clock()
-        if latest_us < before_us:
-            tell()
-        return latest_us
-
-    return now_us

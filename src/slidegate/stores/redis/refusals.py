@@ -1,8 +1,9 @@
 """The refusals that a worker repeats without asking Redis.
 
-A question that was refused would be refused again until units leave or are refunded, and a banned client until the ban
-ends. A cost above an amount never passes while that amount stays. So a refusal is repeated, with the wait that is left:
-a client that goes on asking costs Redis a question a second.
+A question that was refused would be refused again until its wait is over, or something happens to a window that had no
+room. Those with room, which others may share, do not matter. A banned client is refused until the ban ends, and a cost
+above an amount while that amount stays. So a refusal is repeated with the wait that is left, at most for a second: a
+client that goes on asking costs Redis a question a second. What it says of windows with room may be as old.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Refusals:
         changes: What ends them.
 
     Attributes:
-        known: By the checks of a question; those by bans by the question, which is that of one client.
+        known: Those by limits by the checks, for all clients; those by bans by the question, for one client.
     """
 
     def __init__(self, time: StoreTime, changes: Changes) -> None:
@@ -42,7 +43,8 @@ class Refusals:
             return None
         now_us = self._time.local_us()
         if not known.holds(question, now_us, self._changes):
-            self.known.pop(question, None)  # if a ban refused it, so that what its checks have is found again
+            # A ban's: the next hit then finds what its checks have. One by limits is replaced by the next answer.
+            self.known.pop(question, None)
             return None
         decision, by_server_us = known.decision, now_us + self._time.ahead_us
         if decision.ban is not None:
@@ -50,30 +52,28 @@ class Refusals:
         return refused_later(decision.readings, decision.now_us, by_server_us, question.checks, decision.reason)
 
     def keep(self, question: Question, decision: Decision, sent_ns: int) -> None:
-        """Keep a refusal, by a ban until its end, or by limits until units leave.
+        """Keep a refusal until its wait is over, at most for a second.
 
         Args:
             decision: The decision of Redis.
             sent_ns: When it was asked for (monotonic).
         """
         subject: Hashable = question.checks
-        lasts_us = TRUST_US
-        # It repeats what it says of each window, also of those with room. A refusal by a ban says nothing of them.
-        for spent, leaves_us, _, _ in decision.readings:
-            if spent and leaves_us:  # permits leave at no known time
-                lasts_us = min(lasts_us, leaves_us - decision.now_us)
         if decision.ban is not None:
             subject = question
-            if decision.retry_after_us is not None:  # else it is permanent
-                lasts_us = min(lasts_us, decision.retry_after_us)
+        lasts_us, wait_us = TRUST_US, decision.retry_after_us
+        if wait_us is not None:  # else it can never pass, or waits for permits, which come back at no known time
+            lasts_us = min(lasts_us, wait_us)
         until_us = self._time.sent_us(sent_ns) + lasts_us
+        # Where another thread does the same, one may be lost: that costs old numbers for a second.
         self._last_until_us = max(self._last_until_us, until_us)
-        windows = windows_of(question.checks)
+        # Only what happens to these can end it; a ban's has none.
+        windows = [(state.rule, state.key) for state in decision.violated]
         # A copy, because the decision is handed out, and its request may change it.
         known = KeptAnswer(copy(decision), sent_ns, until_us, amounts_of(question.checks), windows)
         remember(self.known, subject, known)
 
     def end(self, question: Question) -> None:
-        """End the refusals that share windows with a question that was charged: they have other numbers now."""
+        """End the refusals by windows of a question that was charged: they have other numbers now."""
         if self._time.local_us() < self._last_until_us:
             self._changes.note(windows_of(question.checks))

@@ -42,7 +42,7 @@ from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, in_steps, name_digest, running_loop
 from .bans import RedisBans
 from .batch import Batcher
-from .changes import Changes, telling_steps_back
+from .changes import Changes
 from .clients import Client, OwnClients, open_client
 from .hits import Hit, charge, peek
 from .link import open_link
@@ -119,8 +119,6 @@ class RedisStore(Store):
             address, _ = open_client(address, {})
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         changes = Changes()
-        if clock is not None:
-            clock = telling_steps_back(clock, changes.note)
         time = StoreTime(clock)
         packing = Packing(prefix, time.unix_us, readable=readable)
         script = SCRIPT
