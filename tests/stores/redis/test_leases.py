@@ -15,7 +15,7 @@ import pytest
 from slidegate import Decision, Limit, Quota, StoreError
 from slidegate.core import BanSubject, Bucket, Check, Concurrency, Reason, parse_address
 from slidegate.stores.redis import RedisStore, poll
-from slidegate.stores.redis.changes import windows_of
+from slidegate.stores.redis.changes import TRUST_US, windows_of
 from slidegate.stores.redis.link import KeysApart
 from slidegate.stores.redis.protocol import StoreTime, real_monotonic_us
 from slidegate.stores.redis.unit_leases import CLOCK_ERROR, LEAST_AHEAD, ROUNDING_US, UnitLease
@@ -346,6 +346,46 @@ async def test_a_lease_is_spent_only_for_clients_that_redis_has_cleared_under_it
         asked = [await asks(store, tenant, eve) for _ in range(3 * LEAST_AHEAD)]
         assert asked[0], "a client that was never asked about"
         assert not all(asked)
+
+
+@pytest.mark.parametrize("why", ["others have the rest", "the lease has ended"])
+async def test_nobody_is_refused_while_the_worker_holds_units(server: RedisServer, why: str) -> None:
+    async with leasing(server, 2) as (store, other):
+        clients = [CLIENT, ("192.0.2.1",), ("192.0.2.2",)]
+        await leased(store, ANN, CLIENT)
+        await other.charge(((usual(MINUTES), "ann", 6000 - await used(other)),))
+        if why.endswith("ended"):
+            store.parts.changes.note()
+        many = left(store) or next(len(lease.units) for lease in store.parts.leases.by_checks.values())
+        admitted = [(await settle(store.hit(ANN, clients[at % 3]))).allowed for at in range(many + 3)]
+        assert admitted == [True] * many + [False] * 3
+        assert await used(other) == 6000
+
+
+async def test_a_client_that_was_banned_while_limits_refused_it_takes_no_unit(server: RedisServer) -> None:
+    async with FaultProxy(server.port) as proxy, leasing(f"redis://{HOST}:{proxy.port}/0") as (store,):
+        await leased(store, ANN, ("bob",))
+        async with store_at(server, prefix=store._prefix) as other:
+            await other.charge(((usual(MINUTES), "ann", 6000 - await used(other)),))
+        proxy.freeze()
+        answer: Any = store.hit(ANN, ("eve",))
+        await turns(20)
+        store.parts.changes.note(("eve",))
+        for lease in leases_of(store):
+            lease.sent_ns = time.monotonic_ns()  # granted to others since
+        proxy.thaw()
+        assert not await answer
+
+
+async def test_an_older_answer_of_another_event_loop_adds_units_and_no_older_numbers(store: RedisStore) -> None:
+    leases, asked = store.parts.leases, store._question(ANN, NOBODY)
+    await leased(store)
+    (lease,) = leases_of(store)
+    before, ahead = await hit(store, limits=MINUTES), left(store)
+    older = Decision(True, Reason.OK, before.now_us - 60_000_000, ANN, [(1, before.now_us, before.now_us, 0)])
+    leases.keep(asked, older, lease.sent_ns, TRUST_US, charged=2, spent=1, refund=Mock())
+    assert left(store) == ahead + 1
+    assert (await hit(store, limits=MINUTES)).readings[0][0] >= before.readings[0][0]
 
 
 async def test_a_poll_that_fails_makes_no_lease_fresh(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:

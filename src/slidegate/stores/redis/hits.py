@@ -66,7 +66,7 @@ class Hit(Request):
         ahead = 0
         self.is_repeated = question.note_asked(monotonic_ns())
         if self.is_repeated:
-            ahead = parts.leases.ask(question, self.batcher.refund_in_background)
+            ahead = parts.leases.ask(question)
         return Packed(packed.names, packed.request, (ahead,))
 
     def deliver(self, answer: Any, now_us: int, sent_ns: int) -> None:
@@ -85,7 +85,7 @@ class Hit(Request):
         if ban is not None:
             decision = refused_by_ban(ban, now_us, question.checks)
             parts.refusals.keep(question, decision, sent_ns)
-            parts.leases.note_none_come(question, is_banned=True)
+            parts.leases.note_refused(question, sent_ns, is_banned=True)
             self.answer(decision)
         elif self.is_peek or answer[0] == BANNED:
             self.is_unreadable, self.is_repeated = answer[0] == BANNED, False
@@ -102,24 +102,25 @@ class Hit(Request):
         if self.is_repeated:
             # How many equal hits were charged, and how long after that their first slice ends.
             charged, lasts_us = _LEASED.unpack(answer[-_LEASED.size :])
-            granted = parts.leases.granted(question, decision, sent_ns, lasts_us, charged, spent)
-            parts.leases.keep(question, granted, refund)
+            parts.leases.keep(question, decision, sent_ns, lasts_us, charged, spent, refund)
             return admitted_before(decision, charged - 1, now_us)
         if not spent:
             refund(decision.begin_refund())
         return decision
 
     def _refuse(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
-        """Remember a refusal by limits, and return it; or the admission by a lease that came meanwhile."""
+        """Remember a refusal by limits, and return it; or the admission by units that the worker has."""
         parts, question, status = self.batcher.parts, self.question, answer[0]
         decision = _decision(answer, self.batcher, HIT, question, now_us)
+        parts.leases.note_refused(question, sent_ns, is_banned=False)
+        if self.is_awaited():
+            admitted = parts.leases.spend(question)
+            if admitted is not None:
+                return admitted  # and the refusal is not kept: other clients may take units, too
         if question.counts_denied and status != TOO_LARGE:  # it was charged
             parts.refusals.end(question)
         elif status != UNSETTLED:  # a permit may come back at any moment
             parts.refusals.keep(question, decision, sent_ns)
-        parts.leases.note_none_come(question)
-        if question.may_lease and self.is_awaited():
-            return parts.leases.spend(question) or decision
         return decision
 
 

@@ -138,7 +138,6 @@ class RedisStore(Store):
         self.leases_units = leases
         self.bans = RedisBans(self.parts, self.batcher, self.observers.tell, max_bans)
         self.shared_rows = RedisRows(self.batcher, packing.meta + b":rows:")
-        self._refusals = self.parts.refusals
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self._questions: dict[object, Question] = {}
@@ -200,11 +199,13 @@ class RedisStore(Store):
             decision = self.parts.leases.spend(question)
             if decision is not None:
                 return decision
-        if self._refusals.known:
-            decision = self._refusals.repeat(question)
+        if self.parts.refusals.known:
+            decision = self.parts.refusals.repeat(question)
             if decision is not None:
                 return decision
         batcher = self.batcher()
+        if question.may_lease:
+            self.parts.leases.refund_ended(question, batcher.refund_in_background)
         answer: asyncio.Future[Decision] = batcher.loop.create_future()
         batcher.add(Hit(answer, question.has_permits, batcher, question))
         return answer

@@ -5,7 +5,7 @@ In this file a unit is what one hit of the question costs: with a cost of 10, te
 A ring counts all units of a slice by its last microsecond, see `core.ring`. So until then it does not matter when units
 that Redis has charged are spent: either way no window contains more than its amount::
 
-    Redis    |--charges 8--------------------------------| the slice ends: its 8 units count from here
+    Redis    |--charges 8--------------------------------| the slice ends: the 8 count as spent at this moment
     worker       1   2 3    4    5                       | 3 are left, and are refunded by the moment of the slice
                  ^ asks     ^ asks nobody
 
@@ -14,11 +14,12 @@ again within about a second. A lease begins without units, and counts the hits o
 few, hits ask for units ahead, and those after them take these. Its life, in the order of the methods of `UnitLeases`:
 
 =====================  ===============================================================================================
+`refund_ended`         the lease has ended, and a hit is sent: what is left is refunded in front of it
 `ask`                  a hit that is sent asks for units ahead, if none are left; Redis may charge fewer
-`granted` and `keep`   Redis admits the hit: a lease begins, or what was granted is added to the one that goes on
-`note_none_come`       Redis refuses the hit, or what it granted has ended: no units come
+`keep`                 Redis admits the hit: a lease begins, or what was granted is added to the one that goes on
+`note_refused`         Redis refuses the hit: no units come
 `spend`                a hit takes a unit, and is not sent
-`refund_rest`          the lease has ended, and what is left is refunded
+`refund_rest`          the lease has ended, and no hit comes: a timer refunds what is left
 =====================  ===============================================================================================
 
 A lease ends when the first of its slices ends, or the period of a quota, at the latest `TRUST_US` after it was asked
@@ -26,7 +27,8 @@ for, and before that by a change, see `changes`. The worker measures that time b
 asked: so a slow answer makes a lease shorter, and a process that was stopped finds its lease ended. (That clock stands
 still while a host is suspended: one that wakes may spend what is left in a later slice.)
 
-Threads share a lease without a lock. Where two meet, a unit may stay charged that nobody spends; none is spent twice.
+Threads share a lease without a lock. Where two meet, a unit may stay charged that nobody spends, and an admission may
+say that a few more or fewer units are left; no unit is spent twice.
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ Refund: TypeAlias = Callable[[Sequence[Reservation]], None]
 class UnitLease(KeptAnswer):
     """A lease. Its decision has the states of windows after all its units.
 
-    Its `windows` are empty: its units are charged already, so hits and refunds of others do not end it. A charge does,
-    by its key: who is charged beyond an amount does not go on with what was granted before.
+    Its `windows` are empty: its units are charged already, so hits and refunds of others do not end it. A charge does:
+    `hits.charge` notes its keys, which `holds` looks for in `refusing`. So who is charged beyond an amount does not go
+    on with what was granted before.
 
     Attributes:
         cleared: The questions for which it may be spent, one for each client that no ban refused.
@@ -93,11 +96,14 @@ class UnitLease(KeptAnswer):
 
     def add(self, granted: UnitLease) -> None:
         """Add what was granted in the same slices."""
-        self.decision = granted.decision
+        # Of several event loops, the one that was answered first may read its answer later.
+        if granted.decision.now_us >= self.decision.now_us:
+            self.decision = granted.decision
         self.cleared |= granted.cleared
         self.used += granted.used
         self.units += granted.units
-        # A hit that was granted nothing but itself has not asked, or there is little room: then none asks again.
+        # Only who asked for units can be granted several. One alone is that of a hit that did not ask; or there is
+        # little room, and then none asks again under this lease.
         if len(granted.units) + granted.used > 1:
             self.is_asking = False
 
@@ -119,8 +125,17 @@ class UnitLeases:
         self.by_checks: dict[Sequence[Check], UnitLease] = {}
         self._in_child = ForkHook(changes.note_loss)  # in a child of fork units of its parent are lost
 
-    def ask(self, question: Question, refund: Refund) -> int:
-        """Return how many units a hit that is sent asks for ahead; refund first what is left of a lease that has ended.
+    def refund_ended(self, question: Question, refund: Refund) -> None:
+        """Refund what is left of the lease of a question if it has ended, before a hit is sent that may need the units.
+
+        It may have ended for this client alone, by a ban: then it ends for all.
+        """
+        lease = self.by_checks.get(question.checks)
+        if lease is not None and lease.units and not lease.holds(question, self._time.local_us(), self._changes):
+            self.refund_rest(lease, refund)
+
+    def ask(self, question: Question) -> int:
+        """Return how many units a hit that is sent asks for ahead. The lease notes that it asks.
 
         While a lease goes on these are as many as were used under it, or half of those under the one before, if that is
         more; for the next lease half of those under the last one.
@@ -132,46 +147,52 @@ class UnitLeases:
         local_us = self._time.local_us()
         if lease.holds(question, local_us, self._changes):
             wanted = max(lease.used, lease.used_before // 2)
-        else:
-            self.refund_rest(lease, refund)
-            # It ended long ago: the question is no longer asked often.
-            if local_us >= lease.until_us + TRUST_US:
-                self.by_checks.pop(question.checks, None)
-                return 0
+        elif local_us < lease.until_us + TRUST_US:
             # This hit may begin the next one, under which nothing was used yet.
             wanted = lease.used // 2
+        else:
+            # It ended long ago: the question is no longer asked often.
+            self.by_checks.pop(question.checks, None)
+            return 0
         # Units on their way will do. So will those that are left: this client may take them once Redis has cleared it.
         if lease.is_asking or lease.units or wanted < LEAST_AHEAD:
             return 0
         lease.is_asking = True  # if it has ended, until the next one takes its place
         return min(wanted, MOST_AHEAD)
 
-    def granted(
-        self, question: Question, decision: Decision, sent_ns: int, lasts_us: int, charged: int, spent: int
-    ) -> UnitLease:
-        """Return the lease that Redis has granted with the admission of a hit.
+    def keep(
+        self,
+        question: Question,
+        decision: Decision,
+        sent_ns: int,
+        lasts_us: int,
+        charged: int,
+        spent: int,
+        refund: Refund,
+    ) -> None:
+        """Keep what Redis has granted with the admission of a hit: in the lease that goes on, or as a new one.
 
         Args:
             decision: The decision after all that was charged.
             sent_ns: When it was asked for (monotonic).
             lasts_us: How long after its decision the first slice ends.
             charged: How many equal hits were charged: the one that asked, and those ahead.
-            spent: How many of them are spent already: 1, or 0 if nobody awaits the one that asked.
+            spent: How many of them are spent already: 1, or 0 if nobody awaits the hit, or a network that was banned
+                meanwhile refuses it.
         """
         surely_us = lasts_us - lasts_us // CLOCK_ERROR - ROUNDING_US
         until_us = self._time.sent_us(sent_ns) + min(surely_us, TRUST_US)
-        units: list[None] = [None] * (charged - spent)
-        return UnitLease(decision, sent_ns, until_us, amounts_of(question.checks), (), {question}, units, spent)
-
-    def keep(self, question: Question, granted: UnitLease, refund: Refund) -> None:
-        """Keep what was just granted: as a part of the earlier lease if that goes on, else in its place."""
-        local_us = self._time.local_us()
+        amounts, units = amounts_of(question.checks), [None] * (charged - spent)
+        granted = UnitLease(
+            decision, sent_ns, until_us, amounts, windows=(), cleared={question}, units=units, used=spent
+        )
+        local_us, earlier = self._time.local_us(), self.by_checks.get(question.checks)
         # While it was on its way its slice has ended, or a change, such as a ban, has ended it.
         if not granted.holds(question, local_us, self._changes):
-            self.note_none_come(question)
+            if earlier is not None:
+                earlier.is_asking = False
             self.refund_rest(granted, refund)
             return
-        earlier = self.by_checks.get(question.checks)
         # Both hold now, so they are of the same slices (a step of the server's clock ends both): what was granted may
         # be spent until the earlier one ends.
         if earlier is not None and earlier.holds(question, local_us, self._changes):
@@ -183,17 +204,26 @@ class UnitLeases:
         remember(self.by_checks, question.checks, granted)
         # Those of many keys end at one moment: their refunds are spread over half a life. A test's clock has no timers.
         if self._time.is_real:
-            refunded_s = (granted.until_us - local_us) / 1_000_000 * (1 + random() / 2)
+            refunded_s = (until_us - local_us) / 1_000_000 * (1 + random() / 2)
             asyncio.get_running_loop().call_later(refunded_s, self.refund_rest, granted, refund)
 
-    def note_none_come(self, question: Question, *, is_banned: bool = False) -> None:
-        """Note that what a hit asked for ahead does not come, and that no unit is for its client if it is banned."""
+    def note_refused(self, question: Question, sent_ns: int, *, is_banned: bool) -> None:
+        """Note that a hit was refused: if it asked for units ahead, they do not come.
+
+        If another one did, it may be asked twice. No unit is for the client of one that a ban refused; by limits alone,
+        those that are left are for its client, because Redis looks for bans first.
+
+        Args:
+            sent_ns: When it was asked for (monotonic).
+        """
         lease = self.by_checks.get(question.checks)
         if lease is None:
             return
         lease.is_asking = False
         if is_banned:
             lease.cleared.discard(question)
+        elif not self._changes.since(sent_ns, question.refusing):  # else its client may be banned now
+            lease.cleared.add(question)
 
     def spend(self, question: Question) -> Decision | None:
         """Return the admission of a hit by a unit of a lease; None if Redis has to be asked."""
