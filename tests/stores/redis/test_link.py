@@ -18,20 +18,22 @@ from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio import RedisCluster as cluster_client
+from redis.asyncio.cluster import ClusterNode
 
 from slidegate import Decision, Limiter, StoreError
 from slidegate.core import StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, RENEW_EVERY_S
 from slidegate.stores.redis.clients import OwnClients
-from slidegate.stores.redis.link import DEPTH, IDLE_S, KeysApart, Link
+from slidegate.stores.redis.link import DEPTH, IDLE_S, KeysApart, Link, open_link
 
 from ... import redis_servers
 from ...contract.store_contract import bucket
 from ...fault_proxy import Fate, FaultProxy
 from ...redis_servers import HOST, RedisCluster, RedisServer, make_certificate, needs_redis, needs_valkey
 from .faults import Deployment, behind_a_sentinel, on_a_cluster, on_a_server
-from .stores import PLENTY_S, eventually, hit, store_at
+from .stores import PLENTY_S, eventually, hit, server_that_says, store_at
 
 pytestmark = needs_redis
 
@@ -200,6 +202,61 @@ async def test_nodes_that_name_no_host_are_reached_by_that_of_the_one_that_names
                 link = store.parts.open_link()
                 assert await link.ask("EVAL", "return 1", 1, store.parts.packing.meta) == 1
                 await link.close()
+
+
+async def test_a_slot_that_does_not_move_after_all_is_no_failure() -> None:
+    """The node to which it was to go names the first one, which is asked again."""
+    ports, answers = list[int](), list[bytes]()
+
+    def home(command: list[bytes]) -> bytes:
+        if command[0] == b"CLUSTER":
+            return slots(ports[0])
+        return answers.pop(0) if command[0] == b"ECHO" else b"+OK\r\n"
+
+    def ahead(command: list[bytes]) -> bytes:
+        return b"-MOVED 1 127.0.0.1:%d\r\n" % ports[0] if command[0] == b"ECHO" else b"+OK\r\n"
+
+    async with server_that_says(home) as one, server_that_says(ahead) as other:
+        ports += [one, other]
+        answers += [b"-ASK 1 127.0.0.1:%d\r\n" % other, b"+done\r\n"]
+        link = link_to(one)
+        assert await link.ask("ECHO") == b"done"
+        await link.close()
+
+
+async def test_a_node_that_names_no_host_while_its_link_is_renewed_is_found_again() -> None:
+    ports = list[int]()
+
+    def home(command: list[bytes]) -> bytes:
+        return slots(ports[0]) if command[0] == b"CLUSTER" else b"-MOVED 1 :%d\r\n" % ports[1]
+
+    async with (
+        server_that_says(home) as one,
+        server_that_says(lambda command: b"+done\r\n") as other,
+        FaultProxy(one) as proxy,
+    ):
+        ports += [proxy.port, other]
+        link = link_to(proxy.port)
+        await link._find()
+        proxy.freeze()
+        asked = asyncio.ensure_future(link.ask("ECHO"))
+        await eventually(lambda: link._home._reading.locked())
+        renewed = asyncio.ensure_future(link.renew())
+        await asyncio.sleep(0.01)
+        proxy.thaw()
+        assert await asked == b"done"
+        await renewed
+        await link.close()
+
+
+def slots(port: int) -> bytes:
+    """Return the answer to CLUSTER SLOTS of a cluster of one node."""
+    return b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n" % port
+
+
+def link_to(port: int) -> Any:
+    client = cluster_client(startup_nodes=[ClusterNode(HOST, port)])
+    return open_link(OwnClients(client, PLENTY_S), lambda: None)
 
 
 async def test_keys_on_two_nodes_cost_no_connections_and_no_other_request(cluster: RedisCluster) -> None:

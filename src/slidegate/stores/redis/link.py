@@ -23,11 +23,11 @@ from ...core.errors import StoreUnavailable
 from .clients import Node, OwnClients
 
 DEPTH: Final = 2
-"""How many calls are under way on a connection. A third one would wait behind two in the server."""
+"""How many calls are under way on a connection; `batch` keeps to it. A third one would wait in the server."""
 IDLE_S: Final = 0.01
 """A connection that has rested for so long is looked at before it is written to."""
 CHECKED_S: Final = 1.0
-"""So is one that was last looked at so long ago, also without a rest."""
+"""So is one that was last looked at so long ago, also without a rest: it may have to log in with a new token."""
 MOST_NODES: Final = 3
 """How many nodes of a cluster a call is sent to, until one has the slot."""
 
@@ -43,9 +43,12 @@ class Link:
     open the connection, or close it for another one.
 
     Args:
-        pool: The pool of its connection, which a connection of a sentinel's refers to weakly; None until it is known.
-        timeout_s: How long opening the connection, or an answer, may take: redis-py has no timeout of its own here.
-        reopened: Is called when another connection is open: it may lead to a server that lacks the last writes.
+        pool: The pool that makes the connection. It is kept here because a connection behind Sentinel refers to it
+            weakly. None for a node that is not known yet.
+        timeout_s: How long opening the connection may take, or an answer, from when the one before it was read:
+            redis-py has no timeout of its own here.
+        reopened: Is called when another connection is open, also when a cluster redirects: it may lead to a server that
+            lacks the last writes. It ends all leases.
 
     Attributes:
         node: The node of a cluster where it leads, once that is known.
@@ -57,7 +60,6 @@ class Link:
         self._timeout_s = timeout_s
         self._reopened = reopened
         self._connection: Any = None
-        self._was_open = False
         self._writing = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._used_s = self._checked_s = 0.0
@@ -90,6 +92,8 @@ class Link:
         except ResponseError:  # an answer
             raise
         except BaseException:
+            # The other call on it fails as well: nobody opens another one before that, because who opens waits for
+            # `_reading` behind it.
             await self.close(nowait=True)
             raise
 
@@ -107,12 +111,11 @@ class Link:
             async with asyncio.timeout(self._timeout_s):
                 if not await self._is_open():
                     await self._connection.connect()
-                    if self._was_open:
+                    if self._checked_s:  # another one was open before
                         self._reopened()
         except BaseException:  # one that is half open would answer what was asked when it was opened
             await self.close(nowait=True)
             raise
-        self._was_open = True
         self._checked_s = monotonic()
 
     async def _is_open(self) -> bool:
@@ -124,9 +127,12 @@ class Link:
         connection = self._connection
         if not connection.is_connected:
             return False
-        for _ in range(2):  # so that the event loop reads what has come: it may be the end of the connection
+        # So that the event loop reads what has come, which may be the end of the connection: it polls before the first
+        # of these ends, and runs what it found before the second.
+        for _ in range(2):
             await asyncio.sleep(0)
-        with suppress(RedisError):  # which says that it has ended
+        # It has ended, or a new token was refused: then the handshake says so. What comes unasked ends it, too.
+        with suppress(RedisError):
             if await connection.read_response(timeout=0) is None:  # nothing has come
                 await connection.re_auth()
                 return True
@@ -171,6 +177,7 @@ class ClusterLink:
 
         Raises:
             KeysApart: The slot is on its way to another node, which has some of the keys.
+            StoreUnavailable: Each node names another one.
         """
         try:
             for _ in range(MOST_NODES):
@@ -182,7 +189,8 @@ class ClusterLink:
                     await self._lead(self._home, moved)
                 except AskError as there:
                     await self._lead(self._ahead, there)
-                    return await self._ahead.ask(*command, asking=True)
+                    with suppress(AskError):  # the slot stays at home after all, which is asked again
+                        return await self._ahead.ask(*command, asking=True)
         except TryAgainError as error:
             text = "redis: the keys of the call are on two nodes, because their slot is moving"
             raise KeysApart(text, concerns="request") from error
@@ -191,7 +199,8 @@ class ClusterLink:
     async def _find(self) -> None:
         """Lead to a node that answers; if it does not have the slot, it names the one that does."""
         async with self._finding:
-            nodes = sample(self._known, len(self._known))  # in another order the next time: one may be cut off
+            # In any order: one that is cut off costs a timeout, and must not always be the first.
+            nodes = sample(self._known, len(self._known))
             nodes += self._clients.startup_nodes()
             for node in nodes[:-1]:
                 with suppress(Exception):  # the next one may answer
@@ -207,13 +216,15 @@ class ClusterLink:
         named = {(host, port) for _, _, *owners in slots for host, port, *_ in owners}
         # A node that does not know its own address names none.
         self._known = [self._clients.reachable((host or b"").decode() or node[0], port) for host, port in named]
-        if self._home.node is None:  # else a call that was under way has been sent elsewhere
+        if self._home.node is None:  # else a call that was under way has been redirected meanwhile, see `_lead`
             self._home.node = node
 
     async def _lead(self, link: Link, redirected: AskError) -> None:
         """Let a link lead to the node that another one names when what is under way is answered."""
         host = redirected.host
-        if not host and self._home.node is not None:  # it says only the port, of the host by which it was reached
+        if not host:  # it says only the port, of the host by which it was reached
+            if self._home.node is None:  # which is renewed: the next try finds it
+                return
             host, _ = self._home.node
         node = self._clients.reachable(host, redirected.port)
         if link.node != node:
