@@ -33,7 +33,7 @@ _OWN_OUTCOMES: Final = (Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE)
 REASONS: Final = (Reason.LIMITED, Reason.TOO_LARGE, *_OWN_OUTCOMES)
 
 Add: TypeAlias = Callable[[float], object]
-Groups: TypeAlias = dict[tuple[Any, ...], tuple[list[str], list[int], list[Passed]]]
+Groups: TypeAlias = dict[Any, tuple[list[str], list[int], list[Passed]]]
 """Clients and times of admitted requests, and again those with other keys than the client's, by what they have in
 common: route, status, and the buckets that counted them."""
 

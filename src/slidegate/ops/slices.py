@@ -133,7 +133,7 @@ class Clients(dict[str, ClientTraffic]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.admitted = defaultdict[Any, Counter[str]](Counter)
+        self.admitted = defaultdict[Any, Any](Counter)
         self.totals = Counter[str]()
 
     def __missing__(self, key: str) -> ClientTraffic:
@@ -162,9 +162,11 @@ class Clients(dict[str, ClientTraffic]):
         """If there are too many, forget those that are neither among the busiest nor among the most refused."""
         if max(len(self), len(self.totals)) > MAX_CLIENTS:
             ranked = self.ranking(MAX_CLIENTS // 4).each()
-            for counts in (self.admitted, self.totals, self):
-                counts.clear()
-            self.update({client.key: client for client in ranked})
+            self.admitted.clear()
+            self.totals.clear()
+            self.clear()
+            for client in ranked:
+                self[client.key] = client
 
     def ranking(self, most: int) -> Ranking:
         """Return the busiest and those that are refused most."""
