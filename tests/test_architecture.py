@@ -55,6 +55,7 @@ PUBLIC["slidegate"] |= {"__version__", "__compiled__"}
 SEAMS = {
     # What methods of a limiter return, as docs/reference/api.md documents it; and the switch of `slidegate.testing`.
     "slidegate.limiter": {"Limiter", "Action", "Override", "Publication", "PublishedRule", "inspect_keys"}
+    | {"let_others_run", "yielding_to_others"}
     | {"all_callers", "keys_refusing", "reset_all", "switch_all", "use_clock"},
     "slidegate.core.addresses": {"AddressRange", "network_of"},  # whether a key is an address or a network
     "slidegate.core.bans.policy": {"PRIVATE"},  # which addresses are within an operator's network

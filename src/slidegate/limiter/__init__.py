@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..core.bans.ban import MAX_KEY_BYTES
+from .aio import let_others_run, yielding_to_others
 from .commands import keys_refusing
 from .engine import all_callers, reset_all, switch_all, use_clock
 from .inspect import KeyView
@@ -24,7 +25,9 @@ __all__ = [
     "check_cost",
     "inspect_keys",
     "keys_refusing",
+    "let_others_run",
     "reset_all",
     "switch_all",
     "use_clock",
+    "yielding_to_others",
 ]

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from anyio.lowlevel import checkpoint
-
 from .. import Limiter
 from ..core import Ban
 from ..core.addresses import network_of
-from ..limiter import Override, Publication, inspect_keys, keys_refusing
+from ..limiter import Override, Publication, inspect_keys, keys_refusing, yielding_to_others
 from .facts import Fact, FactsOfRules, Verdict, joined
 from .kinds import EVERYONE, Subject, is_operator
 from .published_rules import EVERY, of_workers, rules_of
 from .recent_events import SUBJECTS, LoggedEvent
 from .rows import as_json, listed, named, seconds, span
-from .slices import CLIENTS, KEYS, MAX_CLIENTS, MINUTE_US, TOP_CLIENTS, WORKERS, read_events, read_ranking
+from .slices import CLIENTS, KEYS, MINUTE_US, TOP_CLIENTS, WORKERS, read_events, read_ranking
 from .traffic import ClientTraffic, Ranking
 
-MOST_EVENTS: Final = 5_000
-"""Among how many events its refusals are sought: 25 workers keep at most so many."""
 BANS_AT_ONCE: Final = 1_000
 """After so many bans other tasks run."""
 MOST_REFUSALS: Final = 10
@@ -118,9 +114,9 @@ async def facts_of(limiter: Limiter, key: Any) -> Facts:
     events: list[LoggedEvent] | None = None
     rankings: list[Ranking] = []
     if await limiter.rows(WORKERS):
-        events = await read_events(limiter, MOST_EVENTS)
+        events = await read_events(limiter)
         now_us = await limiter.now_us()
-        rankings = [await read_ranking(limiter, kind, MAX_CLIENTS, now_us) for kind in (CLIENTS, KEYS)]
+        rankings = [await read_ranking(limiter, kind, now_us) for kind in (CLIENTS, KEYS)]
     bans = [ban async for ban in limiter.bans()]
     return await facts_in(limiter, key, await limiter.published(), await limiter.overrides(), bans, events, rankings)
 
@@ -205,10 +201,8 @@ def _left_out(maker: FactsOfRules, published: Iterable[Publication], now_us: int
 
 async def _bans_among(bans: Iterable[Ban], subject: Subject, keys: Collection[str]) -> list[Ban]:
     """Return the bans that may refuse a key, or one of those by which it is counted."""
-    found: list[Ban] = []
-    for number, ban in enumerate(bans):
+    found = list[Ban]()
+    async for ban in yielding_to_others(bans, BANS_AT_ONCE):
         if ban.key in keys or is_operator(ban.key) or subject.share_banned(ban) != "none":
             found.append(ban)
-        if not number % BANS_AT_ONCE:
-            await checkpoint()
     return found

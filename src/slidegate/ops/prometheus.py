@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, make_asgi_app
 from prometheus_client.multiprocess import MultiProcessCollector
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Router
 
 from ..core.errors import ConfigurationError
 from ..events import Outcome, Passed
@@ -26,16 +26,6 @@ from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, PART, STORE, Add, Lim
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 SET_EVERY_S: Final = 5.0
-
-
-class _MetricsApp:
-    """Serves a registry. An object, because a route takes a function for an endpoint and not for an application."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._app: Any = make_asgi_app(registry)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
 
 
 class PrometheusMetrics(LimiterMetrics):
@@ -75,7 +65,8 @@ class PrometheusMetrics(LimiterMetrics):
         if self._directory:
             self._part = 1
         self._begin()
-        self.app: Final = _MetricsApp(self._scraped())
+        # An object, as a route takes a function for an endpoint and not for an application.
+        self.app: Final = Router(default=make_asgi_app(self._scraped()))
 
     def close(self) -> None:
         """Stop counting and unregister the metrics. A second call does nothing."""

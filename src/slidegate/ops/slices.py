@@ -26,13 +26,16 @@ from .. import Limiter
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, quoted
 from ..core.stored import json_of, read_by_name
+from ..limiter import let_others_run
 from ..windows import ResponseTimes
 from .recent_events import LoggedEvent
-from .tasks import pause, together
+from .tasks import together
 from .traffic import COUNTS, ClientTraffic, Ranking, SeriesName, Stats, Traffic, Worker, amounts_of
 
 MAX_CLIENTS: Final = 1_000
 """With more clients, those with the fewest requests and refusals are forgotten."""
+MOST_EVENTS: Final = 5_000
+"""How many events are read: 25 workers keep at most so many."""
 TOP_CLIENTS: Final = 100
 """How many of the busiest clients, and how many of those that are refused most, are in a row."""
 # The kinds of rows. Their names change with their format, so that two versions do not read each other's.
@@ -300,9 +303,11 @@ def bounded() -> AbstractContextManager[object]:
     return anyio.fail_after(END_S)
 
 
-async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: str | None, now_us: int) -> Stats:
-    """Return the counts of all workers in the slices up to now; see `Statistics.read`."""
-    kind, step_us, number_of_steps = steps
+async def read_stats(
+    limiter: Limiter, window: str | timedelta, rule: str | None, route: str | None, now_us: int
+) -> Stats:
+    """Return the counts of all workers in the slices of a window up to now; see `Statistics.read`."""
+    kind, step_us, number_of_steps = steps_of(window, now_us)
     last = now_us // step_us
     first = max(last - number_of_steps + 1, 0)
     rows, workers = await together(limiter.rows(kind, first, last), _read_workers(limiter, now_us))
@@ -316,7 +321,7 @@ async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: st
             if route and route != of_route:
                 continue
             stats.add(number - first, rules, of_route, traffic)
-        await pause()
+        await let_others_run()
     # The counts begin with the window, or when the first worker began or the first request came.
     counting_s = max((worker.counting_s for worker in stats.workers), default=0)
     from_us = min(now_us - int(counting_s * 1_000_000), earliest * step_us)
@@ -334,7 +339,7 @@ async def _read_workers(limiter: Limiter, now_us: int) -> list[Worker]:
     return sorted(workers)
 
 
-async def read_ranking(limiter: Limiter, kind: str, limit: int, now_us: int) -> Ranking:
+async def read_ranking(limiter: Limiter, kind: str, now_us: int, limit: int = MAX_CLIENTS) -> Ranking:
     """Return the busiest and the most refused clients, or keys, of all workers in the slices up to now."""
     step_us, slice_count = STEPS[kind]
     last = now_us // step_us
@@ -342,11 +347,11 @@ async def read_ranking(limiter: Limiter, kind: str, limit: int, now_us: int) -> 
     # In order, because a later row has a later request.
     for number, _, row in sorted(await limiter.rows(kind, max(last - slice_count + 1, 0), last)):
         clients.add_row(row, last - number)
-        await pause()
+        await let_others_run()
     return clients.ranking(limit)
 
 
-async def read_events(limiter: Limiter, limit: int) -> list[LoggedEvent]:
+async def read_events(limiter: Limiter, limit: int = MOST_EVENTS) -> list[LoggedEvent]:
     """Return the latest events of all workers, the newest first."""
     latest: list[LoggedEvent] = []
     for _, identity, value in await limiter.rows(EVENTS):
@@ -356,5 +361,5 @@ async def read_events(limiter: Limiter, limit: int) -> list[LoggedEvent]:
             latest.append(read_by_name(LoggedEvent, {**event, "worker": name}))
         # At each worker, so that the list does not grow with their number.
         latest = nlargest(limit, latest, key=attrgetter("time_us"))
-        await pause()
+        await let_others_run()
     return latest

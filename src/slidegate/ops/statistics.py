@@ -27,6 +27,7 @@ from ..core.arguments import check_whole
 from ..core.errors import StoreError
 from ..core.logs import Throttle, logger, net
 from ..events import Event, Observer, Outcome, Passed
+from ..limiter import let_others_run
 from .metrics import PART
 from .recent_events import LoggedEvent, RecentEvents
 from .rows import time_of
@@ -43,11 +44,10 @@ from .slices import (
     read_events,
     read_ranking,
     read_stats,
-    steps_of,
     worker_fields,
 )
 from .tally import MAX_SERIES, OTHERS, Tally
-from .tasks import pause, together
+from .tasks import together
 from .traffic import ClientTraffic, Ranking, RequestCounts, Stats, Traffic, Worker
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Ranking", "RequestCounts", "Statistics", "Stats", "Traffic", "Worker"]
@@ -184,7 +184,7 @@ class Statistics(Observer):
         await self._slices.write()  # what an earlier call has not written
         while self._pending:
             self._count()
-            await pause()
+            await let_others_run()
         now_us = await self._limiter.now_us()
         self._ahead_s = now_us / 1_000_000 - monotonic()
         with self._counting:
@@ -239,7 +239,7 @@ class Statistics(Observer):
             StoreError: The store does not answer.
         """
         now_us = await self.publish()
-        return await read_stats(self._limiter, steps_of(window, now_us), rule, route, now_us)
+        return await read_stats(self._limiter, window, rule, route, now_us)
 
     async def clients(self, limit: int = 50) -> Ranking:
         """Return the clients of the last five minutes with the most requests, and those with the most refused ones.
@@ -259,7 +259,7 @@ class Statistics(Observer):
 
     async def _ranking(self, kind: str, limit: int) -> Ranking:
         check_whole(limit, 1, 1_000, "clients: limit", "for example 50")
-        return await read_ranking(self._limiter, kind, limit, await self.publish())
+        return await read_ranking(self._limiter, kind, await self.publish(), limit)
 
     async def events(self, limit: int = 100) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first; refusals are among them.

@@ -1,19 +1,10 @@
-"""Work at the same time, and pauses between steps, where an event loop may run or not."""
+"""Work at the same time, where an event loop may run or not."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import suppress
 from typing import Any
-
-from anyio.lowlevel import checkpoint
-
-
-async def pause() -> None:
-    """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
-    with suppress(RuntimeError):
-        await checkpoint()
 
 
 async def together(*work: Awaitable[Any]) -> list[Any]:

@@ -186,7 +186,7 @@ def applications_in(app: ASGIApp) -> Iterator[Any]:
     Raises:
         click.ClickException: A middleware in it cannot be built.
     """
-    waiting: deque[Any] = deque([app])
+    waiting = deque[Any]([app])
     visited = {id(None)}
     while waiting:
         thing = waiting.popleft()

@@ -144,7 +144,7 @@ def _part(part: int, whole: int) -> str:
 
 def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:
     """Return the middlewares around all of an application, from the outside in."""
-    around: list[RateLimitMiddleware] = []
+    around = list[RateLimitMiddleware]()
     within = 0
     is_routed = False
     for thing in applications_in(app):

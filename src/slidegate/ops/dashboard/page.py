@@ -43,7 +43,7 @@ _FILTERS: Final = (
     texts.plain,
     texts.timed,
 )
-_GLOBALS: Final[dict[str, Any]] = {
+_GLOBALS: Final = {
     "rate": texts.rate,
     "share": share,
     "grouped": texts.grouped,

@@ -22,11 +22,11 @@ from anyio.lowlevel import checkpoint
 from ... import Limiter, StoreError
 from ...core import Ban
 from ...limiter import Action, Override, Publication, keys_refusing
-from ..explain import MOST_EVENTS, Facts, facts_in
+from ..explain import Facts, facts_in
 from ..kinds import EVERYONE
 from ..published_rules import rules_of
 from ..rows import key_of, span
-from ..slices import CLIENTS, KEYS, MAX_CLIENTS, Clients, read_events, read_ranking, read_stats, steps_of
+from ..slices import CLIENTS, KEYS, Clients, read_events, read_ranking, read_stats
 from ..statistics import ClientTraffic, LoggedEvent, Ranking, Statistics
 from ..tasks import together
 from .counts import Counts
@@ -146,14 +146,14 @@ class Service:
     async def _read_counts(self, window: str, rule: str, route: str, up_to_us: int) -> Counts:
         """Read counts up to a time that counts of clients share; for 0, up to now."""
         now_us = up_to_us or await self.publish()
-        stats = await read_stats(self.limiter, steps_of(window, now_us), rule, route, now_us)
+        stats = await read_stats(self.limiter, window, rule, route, now_us)
         at = time()
         return Counts(window, stats, at - (now_us - stats.start_us) / 1_000_000, at)
 
     async def ranking(self, kind: str) -> Ranking:
         """Return the `CLIENTS` of the last five minutes, of the same slices as their counts; or the `KEYS`."""
         now_us = await self.publish()
-        return await self._shared(read_ranking, self.limiter, kind, MAX_CLIENTS, now_us)
+        return await self._shared(read_ranking, self.limiter, kind, now_us)
 
     async def networks(self) -> list[ClientRow]:
         """Return the networks and operators of several clients, those first that are refused most.
@@ -276,7 +276,7 @@ class Service:
     async def events(self) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first."""
         await self.publish()
-        return await self._shared(read_events, self.limiter, MOST_EVENTS)
+        return await self._shared(read_events, self.limiter)
 
 
 def _newest_of(bans: Iterable[Ban]) -> list[Ban]:

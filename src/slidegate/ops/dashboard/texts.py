@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from math import inf
 from operator import attrgetter
@@ -75,10 +75,10 @@ def grouped(events: Iterable[LoggedEvent], many: float = inf) -> list[list[Logge
     """
     ordered = sorted(events, key=attrgetter("time_us"), reverse=True)
     kinds = Counter(kind for kind, _ in {(event.kind, event.message) for event in ordered})
-    groups: dict[tuple[str, str], list[LoggedEvent]] = {}
+    groups = defaultdict[tuple[str, str], list[LoggedEvent]](list)
     for event in ordered:
         message = event.message
         if kinds[event.kind] >= many:
             message = ""
-        groups.setdefault((event.kind, message), []).append(event)
+        groups[event.kind, message].append(event)
     return [*groups.values()]

@@ -69,11 +69,11 @@ class Replay:
         self._app: ASGIApp = self._innermost
         self.middlewares: list[RateLimitMiddleware] = []
         for middleware in reversed(middlewares):
-            limiter = limiters.get(middleware.limiter)
-            if limiter is None:
+            limiter = middleware.limiter
+            if limiter not in limiters:
                 store = MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us)
-                limiter = limiters[middleware.limiter] = Limiter(store, observers=[self])
-            copied = _copied(middleware, self._app, limiter)
+                limiters[limiter] = Limiter(store, observers=[self])
+            copied = _copied(middleware, self._app, limiters[limiter])
             self.middlewares.insert(0, copied)
             self._app = copied
 

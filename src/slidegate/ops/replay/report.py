@@ -66,8 +66,8 @@ class Simulation:
         self._replay = replay
         self.requests = self.refused_before = self._first_us = 0
         self.clients: defaultdict[str, array[int]] = defaultdict(partial(array, "q"))
-        self.refused: Counter[str] = Counter()
-        self.rows: defaultdict[tuple[str, str], RuleCounts] = defaultdict(RuleCounts)
+        self.refused = Counter[str]()
+        self.rows = defaultdict[tuple[str, str], RuleCounts](RuleCounts)
         for middleware in replay.middlewares:
             for rule in middleware.rules:
                 if rule.counts or rule.blocks:
@@ -93,7 +93,7 @@ class Simulation:
 
     def _count(self, outcome: Outcome) -> None:
         """Count a request with the rules that counted or refused it."""
-        counted: set[str] = set()
+        counted = set[str]()
         for decision in outcome.decisions:
             if decision.reason not in _KINDS:  # a client that is banned or blocked is counted by no rule
                 counted |= {bucket.label for bucket, _, _ in decision.checks}
