@@ -18,7 +18,18 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    header,
+    settle,
+)
 from slidegate.core import ConfigurationError, Limit, Quota
 from slidegate.core.exceeded import RateLimitExceeded
 from slidegate.ops.explain import Facts, facts_of
@@ -64,7 +75,13 @@ RULES: dict[str, Callable[[], Rule]] = {
     "search": lambda: Rule("/search", "2/minute", final=True, name="search"),
     "vip": lambda: Rule("*", exempt=True, when=lambda request: "vip" in request.headers, name="vip"),
     "tried": lambda: Rule("*", "1/minute", shadow=True, name="tried"),
-    "plans": lambda: Rule("*", lambda request: "2/minute", name="plans"),
+    "plans": lambda: Rule("*", lambda request: "2/minute; 9/hour", fallback_limits="6/minute; 60/hour", name="plans"),
+    "tried dear": lambda: Rule("*", "90/minute", cost=lambda request: 2, shadow=True, name="tried dear"),
+    "login again": lambda: Rule("/login", exempt=True, methods=["POST"], name="login again"),
+    "search at night": lambda: Rule(
+        "/search", "9/m; 90/h", final=True, when=lambda request: "night" in request.headers, name="nights"
+    ),
+    "search again": lambda: Rule("/search", "1/minute", name="searches"),
     "keyed plans": lambda: Rule("*", lambda request: "2/minute", key=header("X-API-Key"), name="customers"),
     "tenants": lambda: Rule("*", "2/minute", key=lambda request: "tenant:a", name="tenants"),
     "costly": lambda: Rule("*", "5/minute", cost=2, name="costly"),
@@ -92,6 +109,8 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "shadow bans": lambda: {"bans": BanPolicy("1/10m", "1h", shadow=True)},
     "networks": lambda: {"client": client_ip(ipv4_prefix=24)},
     "named": lambda: {"name": "outer"},
+    "within an exempt one": lambda: {"within": {"rules": [Rule("*", exempt=True, name="all of them")]}},
+    "within an allowlist": lambda: {"within": {"allowlist": Networks([f"{CLIENT}/32"])}},
     "long blocklist": lambda: {"blocklist": Networks(LONG)},
     "long allowlist": lambda: {"allowlist": Networks([*LONG, CLIENT])},
 }
@@ -108,7 +127,7 @@ class Request(NamedTuple):
 
 
 PATHS = ("/", "/health", "/login", "/old", "/search", "/items/7", "/limited", "/nowhere")
-PROBES = [Request("POST", "/login"), *(Request(path=path) for path in PATHS)]
+PROBES = [Request("POST", "/login"), Request("POST", "/login/"), *(Request(path=path) for path in PATHS)]
 PROBES += [Request(fields=(name,)) for name in ("x-api-key", "vip", "evil", "night")]
 PROBES += [Request(path="/search", fields=("x-api-key", "night"))]
 DEEDS: dict[str, Callable[[Limiter], Any]] = {
@@ -130,7 +149,7 @@ HISTORIES = st.lists(
     | st.builds(
         Request,
         st.sampled_from(["GET", "POST"]),
-        st.sampled_from(PATHS),
+        st.sampled_from([*PATHS, "/login/"]),
         st.sampled_from([(), ("x-api-key",)]),
         st.sampled_from([CLIENT, CLIENT, NEIGHBOUR, STRANGER]),
         st.integers(1, 7),
@@ -161,7 +180,11 @@ async def play(groups: list[tuple[list[str], list[str]]], history: list[Any], *,
     for rules, options in groups:
         given: dict[str, Any] = {"rules": [RULES[name]() for name in rules]} if rules else {}
         given.update(pair for name in options for pair in OPTIONS[name]().items())
-        apps.append(RateLimitMiddleware(Starlette(routes=routes()), limiter=Limiter(store), **given))
+        within = given.pop("within", None)
+        app = RateLimitMiddleware(Starlette(routes=routes()), limiter=Limiter(store), **given)
+        if within is not None:  # as around a mounted application
+            app = RateLimitMiddleware(app, limiter=app.limiter, **within)
+        apps.append(app)
         if attached:
             Statistics.of(apps[-1].limiter)
     for app in apps:
@@ -190,10 +213,10 @@ def names(row: Fact, request: Request) -> bool:
         return True
     if requests.startswith("where "):  # of the rules of these tests, `everyone` alone is read on every request
         return row.key == "everyone"
-    path = "/items/{id}" if request.path.startswith("/items/") else request.path
+    path = "/items/{id}" if request.path.startswith("/items/") else request.path.rstrip("/") or "/"
     *words, last = requests.removeprefix("endpoint ").split(" ")
     if requests == "*":  # paths without a route
-        return path == "/nowhere"
+        return request.path in ("/nowhere", "/login/")
     if requests.startswith("websocket"):
         return False
     methods = words[0].split(",") if words else [request.method]
@@ -241,6 +264,10 @@ def check(found: Facts, request: Request, answer: Answer) -> None:
 @example([(["keyed plans"], [])], [Request(times=2)], [Request()], False)
 @example([(["posts", "posts a day"], [])], ["bans a value"], [], False)
 @example([(["keyed at night"], [])], ["bans a value"], PROBES[-1:], False)
+@example([(["all"], ["within an exempt one"])], [Request(times=4)], [Request()], False)
+@example([(["all"], ["within an allowlist"])], [Request(times=4)], [Request()], False)
+@example([(["login again", "login"], [])], [Request("POST", "/login/", times=3)], [Request("POST", "/login/")], False)
+@example([(["plans", "tried dear"], [])], [Request(times=3)], [Request()], True)
 @example([([], ["default limits by key", "bans by key"])], [Request(fields=("x-api-key",), times=4)], PROBES, False)
 def test_each_claim_is_what_the_next_request_gets_and_said_once(
     groups: list[tuple[list[str], list[str]]], history: list[Any], probes: list[Request], attached: bool
@@ -324,16 +351,28 @@ async def of_one(rule: Rule, requests: int) -> tuple[Any, list[Fact]]:
 
 
 @settings(max_examples=examples(40))
-@given(st.integers(1, 4), st.integers(1, 10), st.lists(st.integers(0, 30), max_size=9))
-@example(3, 7, [0, 2, 2])
+@given(st.integers(1, 4), st.integers(1, 10), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=9))
+@example(3, 7, [(0, 0), (2, 0), (2, 0)])
 @example(5, 4, [])
-def test_until_when_a_limit_refuses_is_when_it_admits_or_not_said(cost: int, lowered: int, pauses_s: list[int]) -> None:
+@example(4, 10, [(0, 1), (10, 8)])
+def test_until_when_a_limit_refuses_is_when_it_admits_or_not_said(
+    cost: int, lowered: int, requests: list[tuple[int, int]]
+) -> None:
+    units = cost
+
+    async def settled(request: Any) -> Any:
+        await settle(request, units)
+        return await page(request)
+
     async def compare() -> None:
+        nonlocal units
         store = new_store()
         app = RateLimitMiddleware(
-            Starlette(routes=routes()), limiter=Limiter(store), rules=[Rule("*", "10/minute", cost=cost, name="all")]
+            Starlette(routes=[Route("/", settled)]),
+            limiter=Limiter(store),
+            rules=[Rule("*", "10/minute", cost=cost, name="all")],
         )
-        for pause_s in [0, *pauses_s]:
+        for pause_s, units in [(0, cost), *requests]:  # noqa: B007 - the endpoint reads it
             store.clock.advance(us=pause_s * 1_000_000)
             await send(app, Request())
         await app.limiter.override("all", f"{lowered}/minute", "1h")
@@ -345,7 +384,6 @@ def test_until_when_a_limit_refuses_is_when_it_admits_or_not_said(cost: int, low
             assert until_us == found.now_us
         elif until_us is None:
             assert cost > 1
-            assert lowered < 10
         else:
             store.clock.advance(us=until_us - found.now_us - 1)
             assert (await send(app, Request())).status == 429

@@ -77,6 +77,7 @@ class PublishedRule(NamedTuple):
         by_function: Whether a function of the application's returns the limit, which is the fallback then.
         order: Its place among the rules of its middleware.
         middleware: The name of its middleware; ``calls of functions and blocks`` for those of `Limiter.limited`.
+        number: Tells middlewares of one name apart that one worker has. Another worker may number them otherwise.
         bucket: The name of its windows in the store, as `Limiter.inspect` takes it.
         requests: Which requests it concerns: methods and paths as they were written, ``POST /login``, or the route;
             empty for all.
@@ -95,6 +96,7 @@ class PublishedRule(NamedTuple):
     """
 
     middleware: str = ""
+    number: int = 0
     order: int = 0
     rule: str = ""
     name: str = ""
@@ -142,7 +144,7 @@ class PublishedRule(NamedTuple):
         return parse_one(text)
 
 
-_DEFAULTS: Final[dict[str, Any]] = PublishedRule._field_defaults
+_DEFAULTS: Final = PublishedRule._field_defaults
 
 
 class Publication(NamedTuple):

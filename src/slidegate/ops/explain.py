@@ -57,8 +57,8 @@ class Facts(NamedTuple):
         """The row that refuses the key now, or else a ban or a full window that may; first one for every request."""
         if self.off is not None:
             return None
-        refusing = [row for row in self.rows if row.does is Verdict.REFUSES or row.may_refuse]
-        return min(refusing, key=lambda row: (row.may_refuse, row.requests != EVERY), default=None)
+        refusing = [row for row in self.rows if row.does is Verdict.REFUSES or row.likely_refuses]
+        return min(refusing, key=lambda row: (row.likely_refuses, row.requests != EVERY), default=None)
 
     @property
     def refused_lately(self) -> str:
@@ -112,7 +112,7 @@ async def facts_of(limiter: Limiter, key: Any) -> Facts:
         StoreError: The store does not answer.
     """
     events: list[LoggedEvent] | None = None
-    rankings: list[Ranking] = []
+    rankings = list[Ranking]()
     if await limiter.rows(WORKERS):
         events = await read_events(limiter)
         now_us = await limiter.now_us()
@@ -168,8 +168,11 @@ async def facts_in(
     if events is None:
         left_out.insert(0, "refusals, as no worker has written statistics within five minutes")
     else:
-        refused = [event for event in events if event.kind == "refused"]
-        refusals = [event for event in refused if not keys.isdisjoint(map(event.details.get, SUBJECTS))][:MOST_REFUSALS]
+        refusals = [
+            event
+            for event in events
+            if event.kind == "refused" and not keys.isdisjoint(map(event.details.get, SUBJECTS))
+        ][:MOST_REFUSALS]
     seen = traffic.get(subject.key) or traffic.get(client)
     return Facts(
         subject.key,

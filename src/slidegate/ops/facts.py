@@ -4,9 +4,10 @@ A row says what one rule does with the requests that it names, as the store has 
 
     refuses        no room, a ban, a block, a blocklist
     has room       the limit admits one more request
-    may refuse     no room, but a condition, a wait, a lease, a list or a function decides
-    would refuse   the same of a rule in shadow
-    passes         an allowlist, or an exempt rule: the rules below do not count these requests, as below a final one
+    may refuse     no room, or perhaps none: a condition, a wait, a lease, a list or a function decides
+    would refuse   no room for a rule in shadow
+    passes         an allowlist or an exempt rule: rules below do not count these requests; nor do those below a final
+                   rule, whose row has the note `final`
 
 The rows of a middleware stand in the order in which it decides. They come from what workers have published, from the
 store, and from statistics where a worker writes them.
@@ -47,6 +48,7 @@ _VERDICTS: Final = {
     "exempt": Verdict.PASSES,
 }
 """What lists and rules without a limit do."""
+_MIDDLEWARE: Final = attrgetter("middleware", "number")
 
 
 class Fact(NamedTuple):
@@ -74,8 +76,11 @@ class Fact(NamedTuple):
     ban: Ban | None = None
 
     @property
-    def may_refuse(self) -> bool:
-        """Whether it is a ban, or a limit without room, to which something else must be added for a refusal."""
+    def likely_refuses(self) -> bool:
+        """Whether it may refuse as a ban, or as a limit without room.
+
+        Lists and blocks are not meant: whether these refuse does not depend on what the key has done.
+        """
         if self.does is not Verdict.MAY_REFUSE:
             return False
         return self.ban is not None or (self.window is not None and self.window.retry_after_us != 0)
@@ -89,7 +94,10 @@ class Fact(NamedTuple):
         return now_us + self.window.retry_after_us
 
     def perhaps(self, note: str) -> Fact:
-        """Return it with a note on what it depends, but for room; with one, a refusal is a possible one."""
+        """Return the row with a note on what it depends; an empty one changes nothing.
+
+        A row with room stays as it is. With a note, `refuses` becomes `may refuse`; other verdicts stay.
+        """
         does = self.does
         if does is Verdict.HAS_ROOM:
             return self
@@ -113,8 +121,8 @@ class FactsOfRules:
         traffic: What statistics have counted of each client and key, with the limits that functions returned for it.
         changes: The changes of limits in force, by name.
         windows: The windows that `places_of` names, which the caller reads before it asks for rows.
-        left_out: What was not read, and of which rules; complete once all rows were taken.
-        is_open: Whether without that it is not known if the key is refused; the same.
+        left_out: What was not read, and of which rules. `rows_of` fills it: it is complete after the last row.
+        is_open: Whether without that it is not known if the key is refused; complete at the same time.
     """
 
     subject: Subject
@@ -139,13 +147,14 @@ class FactsOfRules:
         return ""
 
     def places_of(self, rule: PublishedRule) -> list[WindowPlace]:
-        """Return the windows in which a rule counts the key; none if by another one, or if they are not known."""
+        """Return the windows in which a rule counts the key; none for another key or unknown limits."""
         key = self.subject.counted_by(rule)
         if not rule.bucket or not key:
             return []
         if not rule.by_function:
             return [(key, rule.bucket, rule.counted_limit(self.change_of(rule)))]
-        # What an address was last counted by may be a limit for another key, with which a request came.
+        # Requests without the rule's header count by their address, but what statistics have seen of the address may be
+        # the limit of a request with that header.
         if key not in self.traffic or self.subject.among(rule):
             return []
         amounts = self.traffic[key].amounts.get(rule.rule, "")
@@ -156,12 +165,12 @@ class FactsOfRules:
 
     def rows_of(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         """Yield the rows of equal workers, those of each middleware in the order in which it decides."""
-        names = dict.fromkeys(rule.middleware for rule in rules) or [""]  # without rules its bans are known
-        for name in names:
+        middlewares = dict.fromkeys(map(_MIDDLEWARE, rules)) or {("", 0): None}  # without rules its bans are known
+        for name, number in middlewares:
             where = ""
-            if len({*names, CALLS}) > 2:  # there are several middlewares
+            if len(middlewares.keys() - {(CALLS, 0)}) > 1:  # there are several middlewares
                 where = f" of the middleware {name or 'without a name'}"
-            for row in self._of_middleware([rule for rule in rules if rule.middleware == name]):
+            for row in self._of_middleware([rule for rule in rules if _MIDDLEWARE(rule) == (name, number)]):
                 if name != CALLS:
                     yield row._replace(requests=row.requests + where)
                 elif not is_operator(row.key):  # whose bans hold in middlewares alone
@@ -172,6 +181,7 @@ class FactsOfRules:
         for rule in sorted(rules, key=attrgetter("action")):  # "allowlist" before "blocklist"
             for row in self._of_list(rule):
                 yield row.perhaps(unless)
+                # A client on an allowlist meets no ban and no rule. A user or an API key may come from elsewhere, too.
                 if row.does is Verdict.PASSES and self.subject.addresses:
                     unless = f"unless {rule.rule} lists its address"
                     if not row.note:  # nothing else decides about its requests
@@ -184,7 +194,8 @@ class FactsOfRules:
         if not rule.size:  # it is no list, or an empty one
             return
         share = self.subject.share_in(ranges_in(rule.ranges))
-        row = Fact(rule.rule, rule.action, EVERY, self.subject.key, _VERDICTS[rule.action])
+        # A later version may have lists of another kind.
+        row = Fact(rule.rule, rule.action, EVERY, self.subject.key, _VERDICTS.get(rule.action, Verdict.MAY_REFUSE))
         if share == "whole":
             yield row
         elif share == "part" or not rule.ranges:  # of a long list none are published
@@ -199,6 +210,8 @@ class FactsOfRules:
             row = Fact(f"ban of {ban.key}", f"by {ban.by}", EVERY, ban.key, Verdict.REFUSES, ban.reason, ban=ban)
             share = self.subject.share_banned(ban)
             requests = where_read(rule for rule in rules if self.subject.counted_by(rule) == ban.key)
+            # From the widest to the narrowest, as one ban can be several: the network of an address may be the key of a
+            # rule as well, and is refused on every request all the same.
             if ban.key in read_always or share == "whole":
                 yield row
             elif share == "part":
@@ -211,16 +224,20 @@ class FactsOfRules:
     def _of_rules(self, rules: Sequence[PublishedRule]) -> Iterator[Fact]:
         """Yield the rows of rules, one for each of their limits; none for a rule that no request of its own reaches.
 
-        That is known of a rule below one that ends the list for every request, or for requests in the same words. Rules
-        of other words are not compared: ``/api/x`` has rows that refuse below an exempt ``/api/{rest:path}``.
+        That is known of a rule below one that ends the list for every request, or blocks those in the same words. An
+        exempt or final rule in the same words leaves some to the rules below, as it matches ``/a``, and a limit ``/a/``
+        as well. Rules of other words are not compared: ``/api/x`` has rows that refuse below an exempt
+        ``/api/{rest:path}``.
         """
-        ending: list[PublishedRule] = []  # the rules that end the list, so far
+        ending = list[PublishedRule]()  # the rules that end the list, so far
         for rule in rules:
             above = [other for other in ending if other.order < rule.order and other.requests in ("", rule.requests)]
             if rule.at_endpoint:  # whatever other rules let pass
                 above = []
-            if all(other.conditional for other in above):
-                yield from self._of_rule(rule, " and ".join(f"unless {other.rule} ends the list" for other in above))
+            # Whether each leaves some requests to this rule.
+            if all(other.conditional or (other.requests and other.action != "block") for other in above):
+                unless = dict.fromkeys(f"unless {other.rule} ends the list" for other in above)
+                yield from self._of_rule(rule, " and ".join(unless))
             if rule.action == "exempt" or rule.final:
                 ending.append(rule)
 
@@ -241,30 +258,27 @@ class FactsOfRules:
         windows = [_as_met(rule, self.windows[place]) for place in self.places_of(rule)]
         if key and not windows:
             self.leave_out("limits that functions return", rule.rule, is_open=not rule.shadow)  # which refuses nothing
+        is_elsewhere = among or not key
         # A function may return any key; that it returns an address is known once something was spent under it.
         if rule.key == FUNCTION and self.subject.addresses:
             windows = [window for window in windows if window.used]
-            if not windows:
-                key = ""
-        if among or not key:
+            is_elsewhere = not windows
+        if is_elsewhere:
             self.leave_out(self._other_key(rule), rule.rule, is_open=False)  # which is explained by itself
         for window in windows:
-            row = Fact(
-                rule.rule,
-                str(window.limit),
-                (rule.requests or EVERY) + among,
-                key,
-                _verdict_of(rule, window),
-                window=window,
-            ).perhaps(_hedge_of(rule, window, depends))
-            notes = [row.note]
+            does, hedge = _decided(rule, window, depends)
+            notes = [hedge]
+            if rule.cost > window.limit.amount and not rule.cost_by_function:
+                notes.append("costs more than the limit")
             if rule.final:
                 notes.append("final")
             if self.change_of(rule):
                 notes.append(f"{rule.limit} in code")
             if rule.by_function:
                 notes.append("by a function, as statistics have seen it")
-            yield row._replace(note=joined(*notes))
+            yield Fact(
+                rule.rule, str(window.limit), (rule.requests or EVERY) + among, key, does, joined(*notes), window
+            )
 
     def _other_key(self, rule: PublishedRule) -> str:
         """Return by which other key a rule counts requests of the key."""
@@ -285,34 +299,46 @@ def _limit_in(text: str) -> AnyLimit:
 
 
 def _as_met(rule: PublishedRule, window: LimitState) -> LimitState:
-    """Return the window of a rule, which was read for a request of one unit, as those of the rule's cost meet it."""
+    """Return the window of a rule as a request of the rule's cost meets it."""
+    name = rule.name
+    if rule.by_function:  # whose names are those of its fallback limits
+        name = rule.rule
     wait_us = window.retry_after_us
-    if rule.cost > max(window.remaining, 1):
-        wait_us = window.more_after_us  # when the oldest request leaves, there is room for one more
-        if max(rule.cost, window.used) > window.limit.amount:  # never, or after several, as the limit was lowered
-            wait_us = None
-    return window._replace(name=rule.name, label=rule.rule, shadow=rule.shadow, retry_after_us=wait_us)
+    # The window was read for one unit, for which also a cost of 0 needs room.
+    if not rule.cost_by_function and rule.cost > max(window.remaining, 1):
+        wait_us = None
+        # When enough units have left is known if all of them leave together, and that makes room for the cost.
+        if window.more_after_us == window.reset_after_us and rule.cost <= window.limit.amount:
+            wait_us = window.more_after_us
+    return window._replace(name=name, label=rule.rule, shadow=rule.shadow, retry_after_us=wait_us)
 
 
-def _verdict_of(rule: PublishedRule, window: LimitState) -> Verdict:
-    """Return what a limit does with one more request, if nothing else decides."""
-    # What a function says that a request costs is unknown. Only an unused window surely has room, as for most costs.
-    if window.retry_after_us == 0 and (not rule.cost_by_function or not window.used):
-        return Verdict.HAS_ROOM
+def _decided(rule: PublishedRule, window: LimitState, depends: str) -> tuple[Verdict, str]:
+    """Return what a limit does with one more request, and on what that depends; empty for nothing.
+
+    Args:
+        depends: What decides if its rule counts the request.
+    """
+    # A cost that a function returns may be more than is left of a window in use; a rule in shadow refuses nothing.
+    if window.retry_after_us == 0 and (rule.shadow or not rule.cost_by_function or not window.used):
+        return Verdict.HAS_ROOM, ""
+    hedge = _hedge_of(rule, window, depends)
     if rule.shadow:
-        return Verdict.WOULD_REFUSE
-    return Verdict.REFUSES
+        return Verdict.WOULD_REFUSE, hedge
+    if hedge:
+        return Verdict.MAY_REFUSE, hedge
+    return Verdict.REFUSES, ""
 
 
 def _hedge_of(rule: PublishedRule, window: LimitState, depends: str) -> str:
-    """Return on what the refusal by a limit depends: what decides if its rule does, or something of its own."""
+    """Return on what a refusal by a limit depends: the first of what can avert it; empty for nothing."""
     if rule.cost_by_function:
         return "a function says what a request costs"
     if depends:
         return depends
-    wait_us = window.retry_after_us
-    # No wait makes room for more than the limit.
-    if rule.wait_us and rule.cost <= window.limit.amount and (wait_us is None or wait_us <= rule.wait_us):
+    if rule.cost > window.limit.amount:  # for which no wait makes room
+        return ""
+    if rule.wait_us and max(window.retry_after_us or 0, window.more_after_us) <= rule.wait_us:
         return f"requests may wait, up to {rule.wait_us / 1_000_000:g} s"
     if rule.leased:
         return "workers may have leased units for a second"

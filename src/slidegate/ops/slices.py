@@ -18,7 +18,7 @@ from datetime import timedelta
 from heapq import nlargest
 from operator import attrgetter
 from threading import Lock
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio
 
@@ -106,7 +106,7 @@ class Series(dict[SeriesName, Traffic]):
 
     def packed(self) -> bytes:
         """Return the row of a slice."""
-        lines: list[Any] = []
+        lines = list[Any]()
         for (rules, route), traffic in self.items():
             times = traffic.times
             line = {"rules": rules, "route": route, "sum_us": times.sum_us, "min_us": times.min_us}
@@ -259,16 +259,8 @@ class Slices:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-class Steps(NamedTuple):
-    """The slices of a window: their kind, their length in microseconds, and their number."""
-
-    kind: str
-    step_us: int
-    number: int
-
-
-def steps_of(window: str | timedelta, now_us: int) -> Steps:
-    """Return the slices of a window up to now.
+def steps_of(window: str | timedelta, now_us: int) -> tuple[str, int, int]:
+    """Return the kind of the slices of a window up to now, their length in microseconds, and their number.
 
     Raises:
         ConfigurationError: The window is not a duration, or longer than 24 hours.
@@ -278,7 +270,7 @@ def steps_of(window: str | timedelta, now_us: int) -> Steps:
         window_us += now_us % MINUTE_US + 1
     for kind, (step_us, slice_count) in STEPS.items():
         if window_us <= step_us * slice_count:
-            return Steps(kind, step_us, -(-window_us // step_us))
+            return kind, step_us, -(-window_us // step_us)
     raise ConfigurationError(
         f'window: {quoted(window)} is longer than the stats kept; expected at most 24h, for example "6h"'
     )
@@ -330,7 +322,7 @@ async def read_stats(
 
 async def _read_workers(limiter: Limiter, now_us: int) -> list[Worker]:
     """Return the workers that have written in the last five minutes."""
-    workers: list[Worker] = []
+    workers = list[Worker]()
     for _, identity, value in await limiter.rows(WORKERS):
         row = decoded(value)
         age_s = max(now_us - row["at_us"], 0) / 1_000_000
@@ -353,7 +345,7 @@ async def read_ranking(limiter: Limiter, kind: str, now_us: int, limit: int = MA
 
 async def read_events(limiter: Limiter, limit: int = MOST_EVENTS) -> list[LoggedEvent]:
     """Return the latest events of all workers, the newest first."""
-    latest: list[LoggedEvent] = []
+    latest = list[LoggedEvent]()
     for _, identity, value in await limiter.rows(EVENTS):
         row = decoded(value)
         name = _name_of(row, identity)

@@ -54,7 +54,7 @@ class Tally:
 
     def count(self, requests: Sequence[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
-        refused: list[Outcome] = []
+        refused = list[Outcome]()
         for request in requests:
             if isinstance(request, Outcome):
                 self._count_outcome(request)

@@ -198,7 +198,9 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return what other workers, and tools, may know of its rules; nothing if it is switched off in code."""
         if not self.is_enabled:
             return ()
-        return published_rules(self.policy)
+        number = [*self.limiter.engine.callers.all(), self].index(self)  # a reload may have just replaced it
+        name = self.policy.names.middleware
+        return [rule._replace(middleware=name, number=number) for rule in published_rules(self.policy)]
 
     def restart(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from ..limiter.workers import PublishedRule, fields_of, rules_of
@@ -25,7 +25,7 @@ MOST_RANGES: Final = 1_000
 
 
 def published_rules(policy: Policy) -> Iterator[PublishedRule]:
-    """Yield what is known of the rules of a middleware: in order, then those of routes and endpoints.
+    """Yield what is known of the rules of a middleware, but not of which: in order, then those of routes and endpoints.
 
     Limits of routes and at endpoints are known from their first request on.
 
@@ -33,32 +33,39 @@ def published_rules(policy: Policy) -> Iterator[PublishedRule]:
         policy: The policy of the middleware.
     """
     rules = policy.rules
-    middleware = policy.names.middleware
     by_client = _key_of(None, policy)
-    yield PublishedRule(middleware, rule=CLIENT, action=CLIENT, **by_client)
+    yield PublishedRule(rule=CLIENT, action=CLIENT, **by_client)
     yield from _of_list(policy, "allowlist")
     yield from _of_list(policy, "blocklist")
     for order, bound in enumerate(rules.in_order):
-        yield from _of_rule(bound, policy, {"order": order, "requests": requests_of(bound.rule)})
+        yield from _of_rule(bound, policy, order=order, requests=requests_of(bound.rule))
     last = len(rules.in_order)
     placed = {*rules.in_order}
     for bound in rules.bound():
         if bound not in placed:
-            place = {
-                "order": last,
-                "requests": bound.rule.label.removeprefix(OF_ROUTE),
-                "at_endpoint": isinstance(bound.rule, EndpointRule),
-            }
-            yield from _of_rule(bound, policy, place)
+            yield from _of_rule(
+                bound,
+                policy,
+                order=last,
+                requests=bound.rule.label.removeprefix(OF_ROUTE),
+                at_endpoint=isinstance(bound.rule, EndpointRule),
+            )
     if policy.messages is not None:  # their limits have no names, as operators cannot change them
-        about: dict[str, Any] = {"requests": "messages on websockets", "at_endpoint": True, **by_client}
         for limit in policy.messages.limits:
-            yield PublishedRule(middleware, last, MESSAGES, bucket=policy.messages.name, **fields_of(limit), **about)
+            yield PublishedRule(
+                order=last,
+                rule=MESSAGES,
+                bucket=policy.messages.name,
+                requests="messages on websockets",
+                at_endpoint=True,
+                **fields_of(limit),
+                **by_client,
+            )
     for ban in policy.signals.ban_policies.values():
-        yield PublishedRule(middleware, rule=ban.name, action=BAN, shadow=ban.shadow, **_key_of(ban.key, policy))
+        yield PublishedRule(rule=ban.name, action=BAN, shadow=ban.shadow, **_key_of(ban.key, policy))
 
 
-def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iterator[PublishedRule]:
+def _of_rule(bound: BoundRule, policy: Policy, **place: Any) -> Iterator[PublishedRule]:
     """Yield the limits of a rule; or one row for a rule that counts nothing.
 
     Args:
@@ -67,7 +74,6 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
     """
     rule = bound.rule
     about: dict[str, Any] = {
-        "middleware": policy.names.middleware,
         "conditional": rule.when is not None,
         "final": rule.is_final,
         **place,
@@ -100,7 +106,7 @@ def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
     text = ""
     if len(networks) <= MOST_RANGES:
         text = " ".join(f"{version}:{first:x}-{last:x}" for version, first, last in ranges)
-    yield PublishedRule(policy.names.middleware, rule=label, action=kind, ranges=text, size=len(networks))
+    yield PublishedRule(rule=label, action=kind, ranges=text, size=len(networks))
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------

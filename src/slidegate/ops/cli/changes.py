@@ -136,8 +136,9 @@ async def list_limits(limiter: Limiter) -> Answer:
     \b
     Example: slidegate limits list
     """
-    columns = ("name", "limit", "until", "by", "reason")
-    return _listed(await limiter.overrides(), columns, "every limit is as configured")
+    return _listed(
+        await limiter.overrides(), ("name", "limit", "until", "by", "reason"), "every limit is as configured"
+    )
 
 
 @limits.command("set")

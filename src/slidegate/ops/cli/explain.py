@@ -96,7 +96,7 @@ def _verdict(facts: Facts) -> str:
 
 def _refused_by(fact: Fact, now_us: int) -> str:
     words = f"refused by {fact.rule}"
-    if fact.may_refuse:
+    if fact.likely_refuses:
         words = f"may be {words}"
     until_us = fact.until_us(now_us)
     if until_us is not None:

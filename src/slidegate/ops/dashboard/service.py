@@ -250,9 +250,9 @@ class Service:
         return await self._shared(self._read_bans)
 
     async def _read_bans(self) -> Bans:
-        bans: list[Ban] = []
+        bans = list[Ban]()
         by_key: dict[str, Ban] = {}
-        newest: list[Ban] = []
+        newest = list[Ban]()
         async for ban in self.limiter.bans():
             bans.append(ban)
             by_key[ban.key] = max(ban, by_key.get(ban.key, ban), key=_end_of)

@@ -292,7 +292,7 @@ class AccessLogs:
 
     def _in_order(self, name: str) -> Iterator[AccessRecord]:
         """Yield the records of a file in order, as far as none is late by more lines than are buffered."""
-        heap: list[tuple[int, int, AccessRecord]] = []  # by time; those of one moment as they come
+        heap = list[tuple[int, int, AccessRecord]]()  # by time; those of one moment as they come
         most = max(BUFFERED // len(self._names), 1)
         for number, record in enumerate(self._records(name)):
             heapq.heappush(heap, (record.time_us, number, record))

@@ -57,17 +57,17 @@ class Replay:
 
     def __init__(self, middlewares: Sequence[RateLimitMiddleware]) -> None:
         self.now_us = 0
-        self.unwaited: list[str] = []
-        self.keyed: list[str] = []
+        self.unwaited = list[str]()
+        self.keyed = list[str]()
         for middleware in middlewares:
             for rule in filter(None, (*middleware.rules, middleware.policy.rules.default_rule)):
                 self._note(rule)
         self._innermost = _StatusApp(middlewares[-1].app)
         self._outcome: Any = None
-        self._events: list[Event] = []
+        self._events = list[Event]()
         limiters: dict[Limiter, Limiter] = {}
         self._app: ASGIApp = self._innermost
-        self.middlewares: list[RateLimitMiddleware] = []
+        self.middlewares = list[RateLimitMiddleware]()
         for middleware in reversed(middlewares):
             limiter = middleware.limiter
             if limiter not in limiters:
