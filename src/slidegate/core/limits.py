@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from datetime import timedelta
 from typing import Final, Self, TypeAlias
@@ -44,6 +44,15 @@ def check_amount(amount: object, option: str, example: str) -> int:
     if amount == 0:
         hint = '; to refuse all requests, write Rule("/path", block=True)'
     return check_whole(amount, 1, MAX_AMOUNT, option, example, hint)
+
+
+def check_within(cost: object, limits: Iterable[AnyLimit], option: str) -> int:
+    """Return `cost` if it is a whole number of units that each limit can admit.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    return check_whole(cost, 0, min(limit.amount for limit in limits), option, "for example 1")
 
 
 class AnyLimit:

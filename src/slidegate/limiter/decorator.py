@@ -11,12 +11,13 @@ from functools import cached_property, wraps
 from hashlib import blake2b
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
-from ..core.arguments import MAX_NAME, check_name, check_whole
+from ..core.arguments import MAX_NAME, check_name
 from ..core.buckets import Bucket
 from ..core.decision import Decision, Reason
 from ..core.durations import parse_duration_us
 from ..core.exceeded import RateLimitExceeded
 from ..core.limit_texts import parse_limits
+from ..core.limits import check_within
 from ..core.memo import remember
 from .aio import answer_of, to_the_end
 from .callers import BucketCaller
@@ -61,8 +62,7 @@ class Limited:
         self._engine = engine
         self._limits = parse_limits(limits)
         self._key: Any = key
-        smallest = min(limit.amount for limit in self._limits)
-        self._cost = check_whole(cost, 0, smallest, "limited: cost", "for example 1")
+        self._cost = check_within(cost, self._limits, "limited: cost")
         self._wait_us = 0
         if wait is not None:
             self._wait_us = parse_duration_us(wait, "wait")

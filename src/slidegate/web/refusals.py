@@ -182,7 +182,7 @@ class Refusals:
             except (Exception, CancelledError) as error:
                 if is_cancellation(error):
                     raise
-                self._calls.report("on_refused", _label_of(decision), error)
+                self._calls.report("on_refused", str(decision.reason), error)
                 if visit.status:
                     raise
             if visit.status:
@@ -299,13 +299,6 @@ def _messages(scope: Scope, answer: Answer) -> tuple[Message, Message]:
     if scope.get("method") == "HEAD":
         body = b""
     return {"type": start, "status": answer.status, "headers": [*answer.fields]}, {"type": end, "body": body}
-
-
-def _label_of(refusal: Decision) -> str:
-    """Return the label of the limit that refuses, else what refuses."""
-    if refusal.binding is not None:
-        return refusal.binding.label
-    return refusal.by or str(refusal.reason)
 
 
 def takes_answer(scope: Scope) -> bool:

@@ -17,7 +17,7 @@ from ..core.arguments import check_name, check_whole
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limit_texts import parse_limits
-from ..core.limits import MAX_AMOUNT, AnyLimit, Concurrency
+from ..core.limits import MAX_AMOUNT, AnyLimit, Concurrency, check_within
 from ..core.options import options_checked
 from ..limiter import check_cost
 from ..limiter.failover import OnError
@@ -88,8 +88,8 @@ class Rule:
         connection: ``"http"`` or ``"websocket"``; by default both.
         key: What to count by: `everyone`, `header(...)`, or a sync or async function of the request (without its body)
             that returns text, or None for the client's address. By default the middleware's `client`.
-        cost: Units per request, or a sync or async function of the request. It may be an estimate, which
-            `settle` replaces by the actual use.
+        cost: Units per request, at most the amount of each limit, or a sync or async function of the request. It may
+            be an estimate, which `settle` replaces by the actual use.
         cost_max: The most units that the cost function charges, whatever it returns, and the cost if it fails; by
             default, and at most, the smallest amount of the limits, because a request that costs more can never pass.
         unit: What the limits count if not requests, for example ``"tokens"``; shown in header fields.
@@ -188,9 +188,11 @@ class Rule:
         if callable(limits):
             self.limits_function, limits = limits, fallback_limits
         self.cost_max = _if_set(check_whole, cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000")
+        self.limits: tuple[AnyLimit, ...] = _if_set(parse_limits, limits) or ()
         if callable(cost):
             self.cost_function, cost = cost, cost_max or 1
-        self.limits: tuple[AnyLimit, ...] = _if_set(parse_limits, limits) or ()
+        elif self.limits and not self.limits_function:
+            check_within(cost, self.limits, "cost")
         self.concurrency = _if_set(Concurrency, concurrency)
         self.key = key
         self._check_key(key)
