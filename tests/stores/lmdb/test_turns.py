@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -210,6 +211,17 @@ def test_under_trio_all_is_kept_when_a_store_is_closed(opened: Opened) -> None:
     trio.run(strike_and_close)
     counts_file(store._env.path).unlink()
     assert opened().hit(CHECKS, ["user:eve"]).ban
+
+
+@pytest.mark.parametrize("missing", [counts_file, lambda path: path / "gate"])
+def test_a_store_whose_files_were_deleted_is_closed_at_once(opened: Opened, missing: Callable[[Path], Path]) -> None:
+    store = opened()
+    store.hit(CHECKS)
+    path = store._env.path
+    missing(path).unlink()
+    store._env._examine_at_s = 0
+    assert store.close() is None, "nobody else has to close it later"
+    assert open_files(path) == []
 
 
 @pytest.mark.parametrize("holds", [thread_hangs, gate_held])

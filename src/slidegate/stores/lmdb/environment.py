@@ -9,8 +9,8 @@ behind the gate, where one process at a time is. Reads have turns, too, so LMDB 
 slots: nothing of a dead process is in the way, and no two processes need to see each other's process ids. The gate is
 tried and never waited for: one stopped process must not block every event loop of the host.
 
-*The file of counts* is opened in a turn, before its transaction. It is closed there, too, unless the last user has left
-or a child of fork has inherited it, which is no reason for a transaction::
+*The file of counts* is opened in a turn, before its transaction, and closed there. The last user who leaves closes it
+under the lock of threads alone, and a child of fork, which has one thread, without any lock::
 
     SHUT ---- a user asks: opened ----> OPEN ---- LMDB failed in a transaction ----> FAILED
      ^                                   | deleted or replaced by somebody,            | closed, and deleted
@@ -86,7 +86,7 @@ class State(Enum):
 
     SHUT = auto()  # it opens the file
     OPEN = auto()  # it uses the file
-    FAILED = auto()  # it closes the file, because LMDB has failed, and opens it again
+    FAILED = auto()  # it closes the file, because LMDB has failed or closing was interrupted, and opens it again
 
 
 class Environment:
@@ -116,7 +116,7 @@ class Environment:
         self._bad_until_s = 0.0  # until then another bad transaction counts as a damaged page
         self._examine_at_s = 0.0  # when to look next whether the files are still those at their paths
         self._opening: Future[None] | None = None  # the end of the last thread that opened the files for an event loop
-        self._open_again_s = 0.0  # until then its error is told; later another thread tries
+        self._open_again_s = 0.0  # until then questions are told the error of `_opening`; then another thread tries
 
     @property
     def is_open(self) -> bool:
@@ -124,7 +124,7 @@ class Environment:
         return self._state is State.OPEN
 
     def is_closed(self) -> bool:
-        """Return whether the last user has left, and the files were closed."""
+        """Return whether no turn will come: there is no user, and no open file from which to copy."""
         return not (self.users or self.is_open)
 
     # -- turns ---------------------------------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ class Environment:
             opens: Whether to open the files here, although an event loop runs in this thread.
 
         Returns:
-            False if another thread or process has its turn, this thread is within one, a thread opens the files, they
-            were closed, or the transaction needs another turn.
+            False: not now, because another thread or process has its turn, this thread is within one, a thread opens
+            the files, or the transaction needs another turn. Where `is_closed`, it stays False until there is a user.
 
         Raises:
             lmdb.Error: LMDB has failed.
@@ -186,17 +186,18 @@ class Environment:
         except lmdb.Error as error:
             self.note_failure(error)
             raise
-        finally:  # of who is not behind the gate, this unlocks nothing
+        finally:  # `_enter` may have ended before it was behind the gate; then this unlocks nothing
             if self.gate.is_open:
                 fcntl.flock(self.gate.file, fcntl.LOCK_UN)
 
     def note_failure(self, error: lmdb.Error) -> None:
-        """Note in a turn what it has met; the next one opens the file again.
+        """Note what a turn has met, under its lock of threads; the next one opens the file again.
 
-        Later, two threads that have met the same would take it for two failures.
+        Outside of the lock another thread could meet the same before it is noted, and both would count.
         """
-        # There was no room, with which nothing is wrong, or a signal handler has forked, and this is the child.
-        if not self.is_open or isinstance(error, NO_ROOM):
+        if not self.is_open:  # a signal handler has forked, and this is the child
+            return
+        if isinstance(error, NO_ROOM):  # nothing is wrong with the file
             return
         self._state = State.FAILED
         is_damaged = isinstance(error, DAMAGE)
@@ -262,7 +263,10 @@ class Environment:
             if self._is_in_place():
                 self._examine_at_s = now_s + EXAMINE_EVERY_S
                 return True
-        if not self.users:  # a thread that has copied or opened for them comes late
+        # A thread that has opened for users comes late, or what the last one would copy is not in place any more.
+        # Nobody may wait for a turn that cannot come.
+        if not self.users:
+            self._shut()
             return False
         # They have to be opened, again or for the first time, which may take long.
         if on_loop() and not opens and self._open_in_thread():
@@ -354,7 +358,7 @@ class Environment:
     def leave(self, user: object) -> Future[None] | None:
         """Have one user less; if there is no other, copy what is not kept yet, and close the files.
 
-        Where there is no open file, or LMDB has failed, nothing is copied: who opens the file next does that.
+        Where LMDB has failed, or the file is not open or not in place, nothing is copied: who opens it next does that.
 
         Returns:
             None, or the end of a thread that does so: where asyncio's loop runs, or others are in the way.
@@ -371,7 +375,7 @@ class Environment:
         return closing
 
     def _close_after_others(self) -> None:
-        """Copy and close, in a thread, which waits for one that hangs in its turn and needs the files, however long."""
+        """Copy, for one deadline, and close, in a thread that waits for one that hangs in its turn, however long."""
         while not self._copy_and_close(COMMAND_DEADLINE_S, is_last=True):
             pass
 
