@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from slidegate import Decision, Quota, parse_limits
-from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable, parse_duration_us
 from slidegate.stores import leases
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.redis import batch
@@ -170,7 +170,7 @@ async def test_calls_that_are_in_flight_together_lose_no_permit(hire: Opened, rn
 @pytest.mark.parametrize("way", ["hit", "charge"])
 async def test_leases_are_renewed(way: str, hire: Opened, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that of a hit that had to wait longer than to its renewal, as one does that finds the files held."""
-    monkeypatch.setattr(leases, "_MIN_US", 1)  # it passes in real time
+    monkeypatch.setattr(leases, "parse_duration_us", lambda value, *of: parse_duration_us(value))  # in real time
     holds, other = (hire(permit_lease="100ms") for _ in range(2))
     waiting: AbstractContextManager[object] = nullcontext()
     if type(holds).__name__ == "LmdbStore" and way == "hit":
