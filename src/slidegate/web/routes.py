@@ -27,7 +27,7 @@ UNKNOWN: Final = "*"
 MANY_ROUTES: Final = 50
 DEPTH: Final = 64
 """The maximum depth of nested applications; one may be mounted in itself."""
-_compiled: Final = lru_cache(compile_path)
+_compiled: Final = lru_cache(1_024)(compile_path)
 
 
 def attribute_of(thing: object, name: str, default: Any = None) -> Any:
