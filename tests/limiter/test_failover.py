@@ -279,24 +279,39 @@ class Halved(SlowStore):
     """A store that answers what needs no write, and refuses the rest."""
 
     def answer(self, question: Any, *arguments: Any) -> Any:
-        self.error = None
-        if question == self.inner.hit and self.inner.peek(*arguments[:2]).allowed and arguments[0][0][2]:
+        self.error, name = None, question.__name__
+        needs_none = name == "hit" and not (self.inner.peek(*arguments[:2]).allowed and arguments[0][0][2])
+        if not needs_none and name not in ("peek", "find"):
             self.error = StoreUnavailable("OOM", concerns="writes")
         return super().answer(question, *arguments)
 
 
+WRITES: dict[str, Callable[[Limiter], Any]] = {
+    "hit": lambda limiter: limiter.hit("ann", "3/hour"),
+    "charge": lambda limiter: limiter.charge("ann", "3/hour", 1),
+    "strike": lambda limiter: limiter.strike("eve", BanPolicy("9/10m", "1h")),
+    "ban": lambda limiter: answered(limiter.engine.ban, "eve", SECOND_US, "", "a service"),
+}
+
+
 @pytest.mark.parametrize("inline", [False, True])
-async def test_an_outage_of_writes_ends_with_a_hit_that_was_charged(inline: bool) -> None:
-    setup = Setup("allow", kind=Halved, inline=inline)
+@pytest.mark.parametrize("write", WRITES)
+async def test_an_outage_of_writes_begins_and_ends_with_writes_alone(write: str, inline: bool) -> None:
+    setup = Setup("allow", inline=inline)
     setup.store.inner.hit([(Bucket("hit", parse_limits("1/day")), "bob", 1)])
-    for _ in range(breaker.FAILURES_TO_OPEN):
-        assert (await setup.hit()).reason is Reason.UNAVAILABLE
+    setup.store.__class__ = Halved
     reads = [
         partial(setup.limiter.hit, "bob", "1/day"),
         partial(setup.limiter.hit, "ann", "3/hour", 0),
         partial(setup.limiter.peek, "ann", "3/hour"),
         partial(answered, setup.limiter.engine.find_ban, ("eve",)),
     ]
+    for _ in range(breaker.FAILURES_TO_OPEN):
+        for read in reads:
+            await read()
+        setup.failover.breaker.note_answer()  # as of a read that is late
+        assert (await setup.hit()).reason is Reason.UNAVAILABLE
+    assert setup.limiter.is_failing, "though reads were answered between the failures"
     for read in reads:
         setup.clock.advance(us=breaker.OPEN_US)
         await read()
@@ -305,8 +320,9 @@ async def test_an_outage_of_writes_ends_with_a_hit_that_was_charged(inline: bool
     setup.store.__class__ = SlowStore
     setup.store.error = None
     setup.clock.advance(us=breaker.OPEN_US)
-    assert (await setup.hit()).reason is Reason.OK
-    assert setup.observer.kinds == ["store_failed", "store_recovered"]
+    await WRITES[write](setup.limiter)
+    assert [kind for kind in setup.observer.kinds if kind != "banned"] == ["store_failed", "store_recovered"]
+    assert setup.observer.events[-1].details["failures"] == breaker.FAILURES_TO_OPEN + len(reads)
 
 
 class Server(SlowStore):

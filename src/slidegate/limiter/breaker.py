@@ -16,7 +16,7 @@ During an outage the store is not asked, but for one probe a second::
                               ^                     |
                               +------ failed -------+
 
-A store that refuses all writes still answers reads, so its outage ends with a hit that was charged.
+A store that refuses all writes still answers reads: from its first refusal on, only an answer to a write counts.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Breaker:
     Attributes:
         is_open: Whether there is an outage.
         failures: How many calls have failed, in part or as a whole, and single requests in calls that have not.
-        refuses_writes: Whether the last failure concerned writes alone.
+        refuses_writes: Whether the last failure concerned writes alone, and none was answered since.
         late_text: What the error of a late call says.
     """
 
@@ -124,16 +124,18 @@ class Breaker:
         self._lock = ProcessLock()
 
     def may_ask(self) -> bool:
-        """Return whether the store may be asked. During an outage, the first question after the pause is the probe."""
+        """Return whether a question is the probe during an outage, which the first one after the pause is."""
         with self._lock:
-            if not self.is_open:
-                return True
-            now_us = self._clock()
-            if now_us < self._next_probe_us:
+            if not self.is_probe_due:
                 return False
             # If no answer comes to this probe either, another question is the probe after that time.
-            self._next_probe_us = now_us + max(OPEN_US, self._deadline_us)
+            self._next_probe_us = self._clock() + max(OPEN_US, self._deadline_us)
             return True
+
+    @property
+    def is_probe_due(self) -> bool:
+        """Whether the next question of an outage is the probe."""
+        return self._clock() >= self._next_probe_us
 
     def call(self) -> Call:
         """Return the call to which a question of now belongs."""
@@ -152,27 +154,29 @@ class Breaker:
     # -- how a call ends -----------------------------------------------------------------------------------------------
 
     def answered(self, call: Call | None) -> None:
-        """Count an answer, which may end an outage.
+        """Count an answer in time, of a write if these are refused. It may end an outage.
 
         Args:
             call: Its call, which has not ended yet; None if it was answered at once.
         """
-        ends = False
-        if self.is_open:
-            with self._lock:  # else two threads may both end it
-                ends = self._is_probe(call)
-                if ends:
-                    self.is_open = False
         if call is not None:
             call.end()
+        self.refuses_writes = False
         self.note_answer()
-        if ends:
-            after_us, failures = self._clock() - self._began_us, self.failures - self._failures_before
-            message = f"the store answers again after {round(after_us / 1_000_000, 1):g} s (failed calls: {failures})"
-            self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
+        if not self._is_probe(call):
+            return
+        with self._lock:
+            if not self.is_open:  # another thread has ended it
+                return
+            self.is_open = False
+        after_us, failures = self._clock() - self._began_us, self.failures - self._failures_before
+        message = f"the store answers again after {round(after_us / 1_000_000, 1):g} s (failed calls: {failures})"
+        self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
 
     def note_answer(self) -> None:
         """Note that the server has answered, in time or late, so that the failures before are no outage."""
+        if self.refuses_writes:  # what was answered late may be a read
+            return
         self._in_a_row, self._last_ended_us = 0, self._clock()
         error, self._unreported = self._unreported, None
         if error is not None:
@@ -195,11 +199,9 @@ class Breaker:
         was_answered = call.has_ended
         call.has_failed = True
         call.end()
-        begins = False
         with self._lock:
             self.failures += 1
-            if not was_answered:
-                begins = self._begin_outage(call, error, concerns)
+            begins = not was_answered and self._begin_outage(call, error, concerns)
         if begins:
             self._emit_failure("store_failed", "failed", error)
         elif not self.is_open:
@@ -215,7 +217,7 @@ class Breaker:
             self._last_ended_us = now_us
         begins = not self.is_open and (self._in_a_row >= FAILURES_TO_OPEN or _is_refused(error))
         if begins:
-            self._began_us, self._failures_before = now_us, self.failures - 1
+            self._began_us, self._failures_before = now_us, self.failures - max(self._in_a_row, 1)
             self.is_open, self._unreported = True, None
         if begins or self._is_probe(call):
             self._next_probe_us = now_us + OPEN_US
@@ -228,10 +230,12 @@ class Breaker:
 
     def _is_probe(self, call: Call | None) -> bool:
         """Return whether a call was a probe: nothing else is asked from a second after an outage has begun."""
+        if not self.is_open:
+            return False
         asked_us = self._clock()
         if call is not None:
             asked_us = call.asked_us
-        return self.is_open and asked_us >= self._began_us + OPEN_US
+        return asked_us >= self._began_us + OPEN_US
 
     def _report(self, error: Exception) -> None:
         """Report a failure that is no outage, once a minute for each kind."""

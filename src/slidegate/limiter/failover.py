@@ -97,33 +97,33 @@ class Failover:
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
-        return self._query(partial(self.decide, "hit"), self._store.hit, checks, subjects)
+        return self._query(False, partial(self.decide, "hit"), self._store.hit, checks, subjects)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Return what `hit` would return now."""
-        return self._query(partial(self.decide, "peek"), self._store.peek, checks, subjects)
+        return self._query(False, partial(self.decide, "peek"), self._store.peek, checks, subjects)
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Record every cost, whatever the limits."""
-        return self._query(partial(self.decide, "charge"), self._store.charge, checks)
+        return self._query(False, partial(self.decide, "charge"), self._store.charge, checks)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
         """Refund what a decision charged, in the store that charged it; False if the store does not answer."""
         if reservations and reservations[0].store is self.local:
             return self.local.refund(reservations)
-        return self._query(lambda _: False, self._store.refund, reservations)
+        return self._query(False, lambda _: False, self._store.refund, reservations)
 
     def strike(self, *struck: Any) -> Ban | Awaitable[Ban | None] | None:
         """Count a strike, with the arguments of `BanStore.strike`."""
-        return self._query(self._strike_here, self._store.bans.strike, *struck)
+        return self._query(True, self._strike_here, self._store.bans.strike, *struck)
 
     def ban(self, *banned: Any) -> Ban | Awaitable[Ban]:
         """Ban a key for a request, with the arguments of `BanStore.ban`."""
-        return self._query(self._ban_here, self._store.bans.ban, *banned)
+        return self._query(True, self._ban_here, self._store.bans.ban, *banned)
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        return self._query(self.local.bans.find, self._store.bans.find, subjects)
+        return self._query(False, self.local.bans.find, self._store.bans.find, subjects)
 
     # -- answers in place of the store -------------------------------------------------------------------------------
 
@@ -152,13 +152,11 @@ class Failover:
             return None
         bans: Any = self.local.bans
         ban: Ban | None = bans.strike(policy, key, weight, reason)
-        if ban is not None:
-            return ban
-        earlier: Ban | None = bans.find((key,))
-        if earlier is None:
-            return None
-        # The caller reads how long the ban lasts from its two times, and here it lasts from now on.
-        return earlier._replace(since_us=system_us())
+        if ban is None:
+            ban = bans.find((key,))
+            if ban is not None:  # the caller reads how long it lasts from its two times, and here it lasts from now on
+                ban = ban._replace(since_us=system_us())
+        return ban
 
     def _ban_here(self, *banned: Any) -> Any:
         """Ban a key for this process alone.
@@ -173,9 +171,13 @@ class Failover:
     # -- the store -----------------------------------------------------------------------------------------------------
 
     def _query(
-        self, decide: Callable[..., T], ask: Callable[..., T | Awaitable[T]], *question: Any
+        self, is_write: bool, decide: Callable[..., T], ask: Callable[..., T | Awaitable[T]], *question: Any
     ) -> T | Awaitable[T]:
-        """Return the store's answer, an awaitable of it, or what `decide` returns if none comes in time."""
+        """Return the store's answer, an awaitable of it, or what `decide` returns if none comes in time.
+
+        Args:
+            is_write: Whether each answer proves that the store has written.
+        """
         if self.breaker.is_open and not self.breaker.may_ask():
             return decide(*question)
         try:
@@ -187,15 +189,17 @@ class Failover:
             self.breaker.failed(self.breaker.call(), error)
             return decide(*question)
         if not isinstance(answer, Decision) and isawaitable(answer):
-            return self._wait(answer, self.breaker.call(), decide, *question)
+            return self._wait(answer, self.breaker.call(), is_write, decide, *question)
         # An answer that was not awaited counts, unless a store with a server has given it from its memory.
         if self._has_server:
             self.breaker.forget(None)
         else:
-            self._answered(None, answer)
+            self._answered(None, is_write, answer)
         return answer
 
-    async def _wait(self, answer: Awaitable[T], call: Call, decide: Callable[..., T], *question: Any) -> T:
+    async def _wait(
+        self, answer: Awaitable[T], call: Call, is_write: bool, decide: Callable[..., T], *question: Any
+    ) -> T:
         """Return an answer, or what `decide` returns if it does not come in time."""
         self._has_server = not self._store.answers_threads
         try:
@@ -218,7 +222,7 @@ class Failover:
             self._failed(call, error)
             return decide(*question)
         if not call.has_ended:  # else another of its questions has ended it
-            self._answered(call, result)
+            self._answered(call, is_write, result)
         return result
 
     def _failed(self, call: Call, error: Exception) -> None:
@@ -238,16 +242,15 @@ class Failover:
             if charged:
                 await to_the_end(self.refund(charged))
 
-    def _answered(self, call: Call | None, answer: object) -> None:
+    def _answered(self, call: Call | None, is_write: bool, answer: object) -> None:
         """Count an answer, unless it says nothing about what fails."""
-        breaker = self.breaker
-        if breaker.is_open and breaker.refuses_writes and not _has_charged(answer):
-            breaker.forget(call)  # a read says nothing about writes
+        if self.breaker.refuses_writes and not is_write and not _has_charged(answer):
+            self.breaker.forget(call)  # a read says nothing about writes
             return
-        breaker.answered(call)
+        self.breaker.answered(call)
         self.local.tidy(self._now_us())  # without an outage no question does that
 
 
 def _has_charged(answer: object) -> bool:
-    """Return whether an answer is the admission of a hit that has charged units."""
+    """Return whether an answer is the admission of a hit that has charged units. A refund takes no memory."""
     return isinstance(answer, Decision) and any(any(charge.units) for charge in answer.reservations)

@@ -34,7 +34,7 @@ from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.quotas import Quota
 from ..core.store import COMMAND_DEADLINE_S, SharedRow
-from ..core.stored import all_readable, json_of, readable
+from ..core.stored import all_readable, json_of, read_by_name, readable
 from .aio import let_others_run, yielding_to_others
 from .named_limits import NamedLimit, parse_one, text_of_limit
 from .rows import MAX_BYTES, NOBODY, Rows
@@ -194,12 +194,10 @@ def _line_of(rule: PublishedRule) -> bytes:
 
 def _read_rule(line: bytes) -> PublishedRule:
     """Return the rule of a line; a later version may have written it in a way that this one cannot read."""
-    fields = json.loads(line)
-    values = {name: fields[name] for name in _DEFAULTS if name in fields}
-    for name, value in values.items():
-        if type(value) is not type(_DEFAULTS[name]):
-            raise TypeError(name)
-    rule = PublishedRule(**values)
+    rule = read_by_name(PublishedRule, _DEFAULTS | json.loads(line))
+    for value, default in zip(rule, _DEFAULTS.values(), strict=True):
+        if type(value) is not type(default):
+            raise TypeError(value)
     if rule.limit:
         parse_one(rule.limit)
     return rule

@@ -149,11 +149,9 @@ async def test_refused_writes_are_one_outage_whatever_is_answered_that_needs_non
         assert await site.hits(AMOUNT + 1, "spent") == [PASSED] * AMOUNT + [LIMITED]
         await limiter.ban("eve", "1h")
         charged = [await site.hit(f"charged {number}") for number in range(6)]
-        own: Any = limiter.engine.failover
         # What needs no write, or deletes: that is possible without memory, and then all else in the same call is.
         probes: list[Callable[[], Awaitable[Any]]] = [
             lambda: limiter.hit("key", LIMIT, 0),
-            lambda: own.strike(BanPolicy("3/hour", "1h"), "eve", 1, ""),
             lambda: limiter.refund(charged.pop()),
             lambda: asyncio.gather(limiter.refund(charged.pop()), site.hit("beside it")),
         ]
