@@ -21,11 +21,12 @@ from slidegate.limiter import breaker, failover
 from slidegate.limiter.aio import answer_of
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock, RecordingObserver, limits_clock
 
-from ..asgi import call, hello, statuses
+from ..asgi import PEER, call, hello, statuses
 from ..contract.programs import SECOND_US
 from ..hurry import race
+from ..ops.shared_rows import SharedRows, limiter_on
 from ..remote_stores import SlowStore, hit_all
 from ..virtual_time import OnALoop, VirtualTime, turns, use_virtual_time
 
@@ -323,6 +324,31 @@ async def test_an_outage_of_writes_begins_and_ends_with_writes_alone(write: str,
     await WRITES[write](setup.limiter)
     assert [kind for kind in setup.observer.kinds if kind != "banned"] == ["store_failed", "store_recovered"]
     assert setup.observer.events[-1].details["failures"] == breaker.FAILURES_TO_OPEN + len(reads)
+
+
+class Shared(SlowStore):
+    """A store that keeps the rows of workers, and answers about these."""
+
+    def __init__(self, clock: FakeClock, **options: Any) -> None:
+        super().__init__(clock, **options)
+        self.shared_rows = SharedRows(clock)
+
+
+async def test_a_worker_hears_in_an_outage_that_limits_are_off_and_that_they_are_on_again() -> None:
+    """No request asks the store meanwhile: all are refused by a list, or pass."""
+    setup = Setup(kind=Shared)
+    other = limiter_on(setup.store.shared_rows)
+    app = RateLimitMiddleware(hello, limiter=setup.limiter, limits="9/hour", blocklist=[PEER])
+    with limits_clock(setup.clock):
+        await setup.fail()
+        for switch, status in ((partial(other.override, "*", "off", "1h"), 200), (partial(other.restore, "*"), 403)):
+            await switch()
+            for _ in range(2):
+                setup.clock.advance(us=breaker.OPEN_US)
+                await call(app, "/")
+                await turns()
+            assert (await call(app, "/")).status == status
+    assert setup.limiter.is_failing
 
 
 class Server(SlowStore):

@@ -322,15 +322,10 @@ class Engine:
     def _raise_closed(self, *question: object) -> NoReturn:
         raise closed(f"the limiter on {self.store!r}")
 
-    def begin_refresh(self) -> None:
-        """Read changed limits in the background, because an application or a middleware starts."""
-        if self.counting and not self.closed:
-            self.refresher.ask()
-
     async def refresh(self) -> None:
-        """Wait for changed limits if they have expired, before a request that does not query the store."""
+        """Read changed limits, because an application or a middleware starts; while limits are off, wait for them."""
         if self.counting and not self.closed:
-            await self.refresher.wait()
+            await self.refresher.ask()
 
 
 def _clocks_of(store: Store) -> tuple[Clock, SystemClock]:

@@ -9,8 +9,8 @@ How old the overrides of a worker are decides what a question does::
 
 So no request of an idle worker is decided as before a change, and an idle worker asks nothing. Where the store answers
 at once, as a file does, the overrides are there before the question. A thread without an event loop asks before it,
-with a fifth of its deadline for each step. During an outage nothing is read; the overrides stay in force until their
-end.
+with a fifth of its deadline for each step. During an outage they are read when a probe is due, and stay in force until
+their end.
 """
 
 from __future__ import annotations
@@ -154,17 +154,14 @@ class Refresher:
         if isinstance(answer, Decision):
             await self._refund(answer.begin_refund())
 
-    def ask(self) -> None:
-        """Ask for the overrides unless they are fresh, and wait for nothing."""
-        if self.is_needed and self._age_ns() >= STALE_NS:
-            self._begin_read()
-
-    async def wait(self) -> None:
-        """Wait for the overrides if they have expired."""
-        if self._age_ns() >= EXPIRED_NS:
-            task = self._begin_read()
-            if task is not None:
-                await wait_for_end(task, monotonic() + self._deadline_s)
+    async def ask(self) -> None:
+        """Ask for the overrides unless they are fresh; if they have expired while limits are off, wait for them."""
+        age_ns = self._age_ns()
+        if not self.is_needed or age_ns < STALE_NS:
+            return
+        task = self._begin_read()
+        if task is not None and age_ns >= EXPIRED_NS and self._overrides.is_off:
+            await wait_for_end(task, monotonic() + self._deadline_s)
 
     # -- reading beside them -------------------------------------------------------------------------------------------
 
@@ -176,10 +173,13 @@ class Refresher:
         """
         if self._failover is not None and self._failover.breaker.is_open:
             self._put_off()
-        elif on_asyncio():
+            # Beside the probe, if a request is one: while limits are off, no request asks the store.
+            if not self._failover.breaker.is_probe_due:
+                return None
+        if on_asyncio():
             return self.read()
-        elif self._answers_threads:
-            self.fresh_until_ns = self._clock.monotonic_ns() + STALE_NS  # no other thread asks meanwhile
+        if self._answers_threads:
+            self._put_off()  # no other thread asks meanwhile
             return self.read(min(self._deadline_s * SHARE_OF_DEADLINE, DEADLINE_S))
         return None
 
@@ -265,7 +265,7 @@ class Refresher:
             self._failed(error, "the limits of this worker cannot be published")
 
     def _put_off(self) -> None:
-        """Ask nothing for half a second, because the store is known to fail."""
+        """Ask nothing more for half a second."""
         self.fresh_until_ns = self._clock.monotonic_ns() + STALE_NS
         # During an outage no answer removes the overrides that have ended.
         self._overrides.drop_ended()

@@ -272,9 +272,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.error is not None or not self.is_enabled:
             return False
         engine = self.limiter.engine
-        if engine.overrides.is_off:
-            await engine.refresh()
-        engine.begin_refresh()
+        await engine.refresh()
         if not engine.counts:
             return False
         if self.routed_app is None:  # the first call, which may be the lifespan
