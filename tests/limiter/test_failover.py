@@ -382,6 +382,17 @@ class Server(SlowStore):
                 observer()
 
 
+async def test_writes_that_are_refused_are_an_outage_though_each_call_has_a_read_that_is_answered() -> None:
+    setup = Setup(kind=Server)
+    for _ in range(1 + breaker.FAILURES_TO_OPEN):
+        hits = [asyncio.create_task(setup.hit()) for _ in range(2)]
+        await turns(2)
+        setup.store.made[-2].set_result(Decision(False, Reason.LIMITED))
+        setup.store.made[-1].set_exception(StoreUnavailable("OOM", concerns="writes"))
+        await asyncio.gather(*hits)
+    assert setup.limiter.is_failing
+
+
 @pytest.mark.parametrize("at_once", [1, 7, 64])
 async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_deadline(at_once: int) -> None:
     setup = Setup(kind=Server)

@@ -196,22 +196,21 @@ class Breaker:
             return
         if call.has_failed:
             return
-        was_answered = call.has_ended
         call.has_failed = True
-        call.end()
         with self._lock:
             self.failures += 1
-            begins = not was_answered and self._begin_outage(call, error, concerns)
+            self.refuses_writes = concerns == "writes"
+            begins = not call.has_ended and self._begin_outage(call, error)
+        call.end()
         if begins:
             self._emit_failure("store_failed", "failed", error)
         elif not self.is_open:
             self._late_calls += isinstance(error, StoreTimeout)
             self._unreported = error
 
-    def _begin_outage(self, call: Call, error: Exception, concerns: str) -> bool:
+    def _begin_outage(self, call: Call, error: Exception) -> bool:
         """Count a call without any answer; return whether an outage begins with it."""
         now_us = self._clock()
-        self.refuses_writes = concerns == "writes"
         if call.asked_us >= self._last_ended_us:  # else another call has ended since it was asked
             self._in_a_row += 1
             self._last_ended_us = now_us
