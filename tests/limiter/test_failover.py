@@ -654,6 +654,16 @@ async def test_an_answer_is_not_late_because_the_event_loop_is_busy(busy_us: int
     assert traffic.of(*OUTAGES) == []
 
 
+@pytest.mark.parametrize("busy_us", [53_000, 60_000, 3_000_000])
+async def test_an_answer_is_not_late_because_a_busy_event_loop_has_sent_the_question_late(busy_us: int) -> None:
+    traffic = Traffic(None)
+    hit = asyncio.create_task(traffic.limiter.hit("ann", "3/hour"))
+    await turns(1)
+    traffic.time.loop_us += busy_us
+    asyncio.get_running_loop().call_later(0.008, traffic.store.made[0].set_result, Decision(True, Reason.OK))
+    assert (await hit).reason is Reason.OK
+
+
 async def test_64_questions_that_one_late_answer_leaves_open_are_one_late_call() -> None:
     traffic = Traffic(lambda number: QUICK_S if number < 3 * 64 else LATE_S)
     for _ in range(5):  # the last two are late

@@ -39,6 +39,9 @@ REPORT_EVERY_US: Final = 60_000_000
 GRACE_ITERATIONS: Final = 5
 """How many iterations of the event loop an answer has after the deadline. A loop that other work blocks for longer than
 the deadline reads no answer meanwhile: the answer then takes one iteration to be read, and one to be delivered."""
+LATE_S: Final = 0.002
+PAUSE_S: Final = 0.01
+"""If the timer of the deadline is that late, the loop may send the question only now: its answer has this pause too."""
 _CONSEQUENCES: Final = {"local": "are counted in this process alone", "allow": "pass uncounted", "deny": "are refused"}
 """What happens to requests during an outage, by `on_error`."""
 
@@ -65,7 +68,7 @@ class Call:
         self.asked_us = asked_us
         self.has_ended = self.has_failed = False
         self._futures: list[asyncio.Future[Any]] = []
-        self._timer: asyncio.Handle | None = None
+        self._timer: Any = None
 
     def watch(self, future: asyncio.Future[Any], deadline_s: float, timeout_text: str) -> None:
         """Set a StoreTimeout with the text `timeout_text` on a future, which is no task, if it is not done in time."""
@@ -76,14 +79,18 @@ class Call:
     def end(self) -> None:
         """Record that it has ended. If all of its questions have, too, neither they nor the timer are kept."""
         self.has_ended = True
-        if self._timer is not None and all(future.done() for future in self._futures):
+        if self._futures and all(future.done() for future in self._futures):
             self._timer.cancel()
             self._futures = []
 
     def _expire(self, iterations: int, timeout_text: str) -> None:
         """Let the event loop run that many iterations, then fail the questions without an answer."""
         if iterations:
-            self._timer = asyncio.get_running_loop().call_soon(self._expire, iterations - 1, timeout_text)
+            loop = asyncio.get_running_loop()
+            pause_s = 0.0
+            if iterations == GRACE_ITERATIONS and loop.time() > self._timer.when() + LATE_S:
+                pause_s = PAUSE_S
+            self._timer = loop.call_later(pause_s, self._expire, iterations - 1, timeout_text)
             return
         for future in self._futures:
             if not future.done():
@@ -169,7 +176,8 @@ class Breaker:
             if not self.is_open:  # another thread has ended it
                 return
             self.is_open = False
-        after_us, failures = self._clock() - self._began_us, self.failures - self._failures_before
+        after_us = self._clock() - self._began_us
+        failures = self.failures - self._failures_before
         message = f"the store answers again after {round(after_us / 1_000_000, 1):g} s (failed calls: {failures})"
         self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
 
@@ -177,8 +185,10 @@ class Breaker:
         """Note that the server has answered, in time or late, so that the failures before are no outage."""
         if self.refuses_writes:  # what was answered late may be a read
             return
-        self._in_a_row, self._last_ended_us = 0, self._clock()
-        error, self._unreported = self._unreported, None
+        self._in_a_row = 0
+        self._last_ended_us = self._clock()
+        error = self._unreported
+        self._unreported = None
         if error is not None:
             self._report(error)
 
