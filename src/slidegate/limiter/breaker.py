@@ -161,7 +161,7 @@ class Breaker:
     # -- how a call ends -----------------------------------------------------------------------------------------------
 
     def answered(self, call: Call | None) -> None:
-        """Count an answer in time, of a write if these are refused. It may end an outage.
+        """Count an answer in time, which proves a write if the store has refused one. It may end an outage.
 
         Args:
             call: Its call, which has not ended yet; None if it was answered at once.
@@ -182,8 +182,11 @@ class Breaker:
         self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
 
     def note_answer(self) -> None:
-        """Note that the server has answered, in time or late, so that the failures before are no outage."""
-        if self.refuses_writes:  # what was answered late may be a read
+        """Note that the server has answered, in time or late, so that the failures before are no outage.
+
+        While it refuses writes, `answered` alone knows whether an answer proves one: a late one may be that of a read.
+        """
+        if self.refuses_writes:
             return
         self._in_a_row = 0
         self._last_ended_us = self._clock()

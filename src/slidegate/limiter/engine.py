@@ -235,7 +235,7 @@ class Engine:
             raise ConfigurationError(f"concurrency: {self.store!r} counts no permits; use MemoryStore(), for example")
 
     def unanswered(self) -> Decision:
-        """Return the refusal of a request whose query failed, with ``on_error="deny"``.
+        """Return the refusal of a request whose strike has raised, as one does with ``on_error="deny"`` alone.
 
         Raises:
             StoreUnavailable: The limiter is closed, or a memory store, which fails for no other reason.

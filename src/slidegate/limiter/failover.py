@@ -82,7 +82,8 @@ class Failover:
         self.deadline_us = deadline_us
         self.on_error: OnError = on_error
         self._deadline_s = deadline_us / 1_000_000
-        # Known once the store was awaited: what one with a server answers at once from then on, it has from its memory.
+        # Known once an answer was awaited. What a store with a server answers at once, it has from its own memory: that
+        # says nothing about the server.
         self._has_server = False
         self._clock: Clock = monotonic_us
         self.breaker = Breaker(deadline_us, on_error, emit, self._now_us)
@@ -190,7 +191,6 @@ class Failover:
             return decide(*question)
         if not isinstance(answer, Decision) and isawaitable(answer):
             return self._wait(answer, self.breaker.call(), is_write, decide, *question)
-        # An answer that was not awaited counts, unless a store with a server has given it from its memory.
         if self._has_server:
             self.breaker.forget(None)
         else:

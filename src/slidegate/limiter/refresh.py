@@ -103,7 +103,7 @@ class Refresher:
         return self._rows.is_shared or bool(self._overrides.in_force)
 
     def _age_ns(self) -> int:
-        """Return how long ago the overrides were read; during an outage, how long ago it was known to go on."""
+        """Return how long ago the overrides were read, or reading them was put off as `_put_off` does."""
         return self._clock.monotonic_ns() - self.fresh_until_ns + STALE_NS
 
     # -- questions of requests -----------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Refresher:
             self._failed(error, "the limits of this worker cannot be published")
 
     def _put_off(self) -> None:
-        """Ask nothing more for half a second."""
+        """Do not ask for the overrides in the next half second: the store fails, or another thread asks now."""
         self.fresh_until_ns = self._clock.monotonic_ns() + STALE_NS
         # During an outage no answer removes the overrides that have ended.
         self._overrides.drop_ended()
