@@ -44,8 +44,6 @@ _TITLES: Final = {
     _ABUSE: "Request not satisfied due to detection of abnormal request pattern",
     _CAPACITY: "Request cannot be satisfied due to temporary server capacity constraints",
 }
-_MAX_RENDERED: Final = 1_024
-"""The most answers that are cached for all middlewares."""
 _MAX_TEXT: Final = 200
 """The most characters of a method or a path in an event."""
 POLICY_VIOLATION: Final = 1008
@@ -182,7 +180,7 @@ class Refusals:
             except (Exception, CancelledError) as error:
                 if is_cancellation(error):
                     raise
-                self._calls.report("on_refused", str(decision.reason), error)
+                self._calls.report("on_refused", _label_of(decision), error)
                 if visit.status:
                     raise
             if visit.status:
@@ -301,6 +299,13 @@ def _messages(scope: Scope, answer: Answer) -> tuple[Message, Message]:
     return {"type": start, "status": answer.status, "headers": [*answer.fields]}, {"type": end, "body": body}
 
 
+def _label_of(refusal: Decision) -> str:
+    """Return the label of the limit that refuses, else why a request is refused."""
+    if refusal.binding is None:
+        return str(refusal.reason)
+    return refusal.binding.label
+
+
 def takes_answer(scope: Scope) -> bool:
     """Return whether the server can send a full answer; not every server can answer a websocket handshake."""
     extensions = scope.get("extensions")
@@ -331,7 +336,7 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
         await send({**message, "code": 1000})
 
 
-@lru_cache(_MAX_RENDERED)
+@lru_cache(1_024)  # for all middlewares
 def _answer(kind: str, status: int, detail: str, retry_after_s: int | None, violated: tuple[str, ...] = ()) -> Answer:
     """Render an answer. If `kind` is empty, the type is about:blank and the title is the status phrase."""
     problem: dict[str, object] = {
