@@ -5,6 +5,7 @@ thread without a loop waits for the others. All get their turns, however busy th
 """
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -167,9 +168,9 @@ async def test_while_files_are_made_again_the_deadline_decides(store: Any, monke
 
 @pytest.mark.parametrize("takes_s", [0.0, 0.2])
 async def test_files_that_cannot_be_made_again_are_an_error_on_a_loop(
-    store: Any, monkeypatch: pytest.MonkeyPatch, takes_s: float
+    store: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch, takes_s: float
 ) -> None:
-    """For a moment from when that is known, however long it takes to find out."""
+    """For a moment from when that is known, however long it takes to find out; then until it is found again."""
     check = environment.check_directory
     monkeypatch.setattr(
         environment, "check_directory", lambda *given, **named: time.sleep(takes_s) or check(*given, **named)
@@ -183,6 +184,9 @@ async def test_files_that_cannot_be_made_again_are_an_error_on_a_loop(
     assert all("is a file; expected a directory" in str(error) for error in asked), asked
     path.unlink()
     await asyncio.sleep(0.1)
+    opened()  # in this thread, and all is well again
+    shutil.rmtree(path)
+    store._env._examine_at_s = 0.0
     assert (await settle(store.hit(CHECKS))).remaining == 4
 
 

@@ -10,12 +10,13 @@ slots: nothing of a dead process is in the way, and no two processes need to see
 tried and never waited for: one stopped process must not block every event loop of the host.
 
 *The file of counts* is opened in a turn, before its transaction, and closed there. The last user who leaves closes it
-under the lock of threads alone, and a child of fork, which has one thread, without any lock::
+under the lock of threads alone, because closing writes nothing, and a child of fork, which has one thread, without any
+lock::
 
     SHUT ---- a user asks: opened ----> OPEN ---- LMDB failed in a transaction ----> FAILED
-     ^                                   | deleted or replaced by somebody,            | closed, and deleted
-     |                                   | left by the last user, or                   | if a page is damaged
-     |                                   | inherited by a child of fork: closed        |
+     ^                                   | deleted or replaced by somebody,            | closed; before it is opened
+     |                                   | left by the last user, or                   | again, it is deleted if a
+     |                                   | inherited by a child of fork: closed        | page is damaged
      '-----------------------------------+---------------------------------------------'
 
 *The users* of an environment are the open stores of this process at its path. When the last one leaves, what is not
@@ -78,7 +79,7 @@ NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError, lmdb.DiskError)
 _environments: Final[dict[tuple[str, Options], Environment]] = {}
 """The environments of this process, by path and options; LMDB refuses to open the same file in two of them.
 
-They stay when they have no users: they are few, and small without their files."""
+They stay when they have no users: without files they are small, one for each path and options ever used."""
 
 
 class State(Enum):
@@ -86,7 +87,7 @@ class State(Enum):
 
     SHUT = auto()  # it opens the file
     OPEN = auto()  # it uses the file
-    FAILED = auto()  # it closes the file, because LMDB has failed or closing was interrupted, and opens it again
+    FAILED = auto()  # it closes the file, as LMDB has failed or `close_files` was interrupted, and opens it again
 
 
 class Environment:
@@ -165,6 +166,7 @@ class Environment:
         try:
             while not answers:
                 wait_s = min(until_s - time.monotonic(), WAIT_S)
+                # The answer is there before the commit; the error of one that fails is raised in its place.
                 if not self.run(lambda txn: answers.append(work(txn, self.counts.dbs)), wait_s, opens=True):
                     if self.is_closed():
                         raise StoreUnavailable(f"lmdb: {self.path} was closed")
@@ -186,7 +188,9 @@ class Environment:
         except lmdb.Error as error:
             self.note_failure(error)
             raise
-        finally:  # `_enter` may have ended before it was behind the gate; then this unlocks nothing
+        finally:
+            # `_enter` may have ended before it was behind the gate; then this unlocks nothing. In a child that a signal
+            # handler has forked here the gate is closed, because unlocking would open that of its parent.
             if self.gate.is_open:
                 fcntl.flock(self.gate.file, fcntl.LOCK_UN)
 
@@ -231,12 +235,11 @@ class Environment:
         except StoreTimeout:
             pass
         except StoreUnavailable as error:
+            self._open_again_s = time.monotonic() + EXAMINE_EVERY_S
             # `_enter` says to questions that there is no store; a constructor says what to mend.
             if self.options.create and isinstance(error.__cause__, ConfigurationError):
                 raise error.__cause__ from None
             raise
-        finally:
-            self._open_again_s = time.monotonic() + EXAMINE_EVERY_S
 
     def _copy_leftovers(self, txn: Any, dbs: Databases) -> None:
         """Copy the changes that killed processes have not copied."""
@@ -247,7 +250,7 @@ class Environment:
         """Go behind the gate, with open files; on an event loop they are opened here only if `opens` says so.
 
         Returns:
-            False if another process is behind the gate, it was replaced, a thread opens the files, or they were closed.
+            False if another process is behind the gate, that was replaced, a thread opens the files, or all have left.
 
         Raises:
             OSError: The gate cannot be locked.
@@ -263,13 +266,13 @@ class Environment:
             if self._is_in_place():
                 self._examine_at_s = now_s + EXAMINE_EVERY_S
                 return True
-        # A thread that has opened for users comes late, or what the last one would copy is not in place any more.
-        # Nobody may wait for a turn that cannot come.
+        # All users have left while a thread was opening, or while the files were deleted that the last one copies from.
+        # They are closed, so that nobody waits for a turn that cannot come.
         if not self.users:
             self._shut()
             return False
         # They have to be opened, again or for the first time, which may take long.
-        if on_loop() and not opens and self._open_in_thread():
+        if on_loop() and not opens and self._open_in_thread():  # if no thread can be started, better here than never
             return False
         try:
             return self._open_files()
@@ -283,7 +286,7 @@ class Environment:
         """Have a thread open the files, unless one is at it; return False if none can be started.
 
         Raises:
-            StoreUnavailable: One has found within the last second that it could not.
+            StoreUnavailable: One could not, and within the last second it was found again that they cannot be opened.
         """
         if self._opening is not None:
             if not self._opening.done():
@@ -363,35 +366,36 @@ class Environment:
         Returns:
             None, or the end of a thread that does so: where asyncio's loop runs, or others are in the way.
         """
+        restart_if_forked()
         self.users.discard(user)
         if self.users:
             return None
-        # Copying waits for the disk, so asyncio's loop does this itself only where nothing is copied.
-        if (running_loop() is None or not self.is_open) and self._copy_and_close(patience_s(), is_last=False):
+        # Copying waits for the disk; on asyncio's loop that is left to a thread, unless nothing is copied.
+        if (running_loop() is None or not self.is_open) and self._copy_and_close(patience_s(), gives_up=False):
             return None
         closing = in_background(self._close_after_others)
         if closing is None:  # No thread can be started. If others are in the way for longer, the files stay open.
-            self._copy_and_close(WAIT_S, is_last=True)
+            self._copy_and_close(WAIT_S, gives_up=True)
         return closing
 
     def _close_after_others(self) -> None:
         """Copy, for one deadline, and close, in a thread that waits for one that hangs in its turn, however long."""
-        while not self._copy_and_close(COMMAND_DEADLINE_S, is_last=True):
+        while not self._copy_and_close(COMMAND_DEADLINE_S, gives_up=True):
             pass
 
-    def _copy_and_close(self, wait_s: float, *, is_last: bool) -> bool:
+    def _copy_and_close(self, wait_s: float, *, gives_up: bool) -> bool:
         """Copy what is not kept yet, and close the files; return False if others were in the way for so long.
 
         Args:
             wait_s: How long to wait for who copies, and then for who has a turn.
-            is_last: Whether to close even if others were in the way of the copy, which is left to who opens them next.
+            gives_up: Whether to close even if others were in the way of the copy, which is left to who opens them next.
         """
         closes = True
         try:
             if self.is_open and self.options.create:
                 self.kept.keep(wait_s)
         except StoreTimeout:
-            closes = is_last
+            closes = gives_up
         except SlidegateError:  # the disk is full, or a later version has written the file
             pass
         finally:  # also where a signal handler has raised
@@ -409,7 +413,7 @@ class Environment:
         return True
 
     def close_files(self) -> None:
-        """Close what is open; in a child the gate comes first, because its parent may be behind it."""
+        """Close what is open. The gate comes first: in a child nothing may fail while it could unlock its parent's."""
         self._opening = None
         if self.is_open:
             self._state = State.FAILED  # if a signal handler raises below, who opens the files next closes the rest
@@ -426,7 +430,7 @@ class Environment:
 def open_environment(path: str | PathLike[str], options: Options, user: object) -> Environment:
     """Return the environment of this process for a path, with open files; in the end its user calls `leave`.
 
-    If others use the files for too long, they are opened by the first question.
+    If others use the files for too long, or the last user is just closing them, the first question opens them.
 
     Args:
         path: The directory.
