@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -143,7 +144,7 @@ ASKED: dict[str, Callable[[Limiter], object]] = {
 def test_whatever_a_signal_interrupts_the_next_is_answered(
     asks: list[str], url: str, tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of any thread, and of another process."""
+    """Of any thread, and of another process. Nothing stays in the context of the thread, which later tasks inherit."""
 
     def interrupt(*_: object) -> None:
         if asking:
@@ -158,7 +159,7 @@ def test_whatever_a_signal_interrupts_the_next_is_answered(
     monkeypatch.setattr(logging.getLogger("slidegate"), "disabled", True)  # a lock of logging's would stay locked
     limiter = Limiter.from_url(url, deadline="60s")
     asking, before = False, signal.signal(signal.SIGALRM, interrupt)
-    trace = sys.gettrace()
+    trace, context = sys.gettrace(), [*copy_context().items()]
     sys.settrace(None)  # a lock of coverage's would stay locked, too
     try:
         for _ in range(400 if len(asks) == 1 or url == "memory://" else 40):  # a ban of LMDB waits for the disk
@@ -178,6 +179,7 @@ def test_whatever_a_signal_interrupts_the_next_is_answered(
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         sys.settrace(trace)
+    assert [*copy_context().items()] == context
     if url != "memory://":
         with open(tmp_path / "store" / "gate", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

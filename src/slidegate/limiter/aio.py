@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from inspect import isawaitable
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeVar
@@ -71,14 +71,14 @@ def run_at_once(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ConfigurationError: It awaits something else, as a store must not that answers threads.
     """
-    token = _is_alone.set(True)
+    # In a context of its own, so that a signal handler that raises here leaves nothing in that of the thread.
+    context = copy_context()
+    context.run(_is_alone.set, True)
     try:
-        work.send(None)
+        context.run(work.send, None)
     except StopIteration as end:
-        result: T = end.value
-        return result
+        return end.value  # type: ignore[no-any-return]
     finally:
-        _is_alone.reset(token)
         work.close()
     raise ConfigurationError("store: answers_threads is true, so the store must not await anything")
 
