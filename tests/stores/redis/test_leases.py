@@ -388,6 +388,16 @@ async def test_an_older_answer_of_another_event_loop_adds_units_and_no_older_num
     assert (await hit(store, limits=MINUTES)).readings[0][0] >= before.readings[0][0]
 
 
+async def test_clients_that_are_refused_when_all_units_are_spent_are_not_kept(store: RedisStore) -> None:
+    await leased(store)
+    (lease,) = leases_of(store)
+    lease.units.clear()
+    for number in range(9):
+        question = store._question(ANN, [f"user:{number}"])
+        store.parts.leases.note_refused(question, lease.sent_ns, is_banned=False)
+    assert len(lease.cleared) == 1
+
+
 async def test_a_poll_that_fails_makes_no_lease_fresh(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the keys of all bans are on another node for a while."""
     await leased(store)

@@ -102,8 +102,8 @@ class UnitLease(KeptAnswer):
         self.cleared |= granted.cleared
         self.used += granted.used
         self.units += granted.units
-        # Only who asked for units can be granted several. One alone is that of a hit that did not ask; or there is
-        # little room, and then none asks again under this lease.
+        # A grant of one is that of a hit that did not ask, so another's answer may still come; or of one that asked
+        # where there is little room: then none asks again under this lease.
         if len(granted.units) + granted.used > 1:
             self.is_asking = False
 
@@ -182,19 +182,21 @@ class UnitLeases:
         """
         surely_us = lasts_us - lasts_us // CLOCK_ERROR - ROUNDING_US
         until_us = self._time.sent_us(sent_ns) + min(surely_us, TRUST_US)
-        amounts, units = amounts_of(question.checks), [None] * (charged - spent)
+        amounts = amounts_of(question.checks)
+        units = [None] * (charged - spent)
         granted = UnitLease(
             decision, sent_ns, until_us, amounts, windows=(), cleared={question}, units=units, used=spent
         )
-        local_us, earlier = self._time.local_us(), self.by_checks.get(question.checks)
+        local_us = self._time.local_us()
+        earlier = self.by_checks.get(question.checks)
         # While it was on its way its slice has ended, or a change, such as a ban, has ended it.
         if not granted.holds(question, local_us, self._changes):
             if earlier is not None:
                 earlier.is_asking = False
             self.refund_rest(granted, refund)
             return
-        # Both hold now, so they are of the same slices (a step of the server's clock ends both): what was granted may
-        # be spent until the earlier one ends.
+        # Each ends before its first slice does, and both hold now, so they are of the same slices (a step of the
+        # server's clock ends both): what was granted may be spent until the earlier one ends.
         if earlier is not None and earlier.holds(question, local_us, self._changes):
             earlier.add(granted)
             return
@@ -222,7 +224,8 @@ class UnitLeases:
         lease.is_asking = False
         if is_banned:
             lease.cleared.discard(question)
-        elif not self._changes.since(sent_ns, question.refusing):  # else its client may be banned now
+        # Without units there is nothing to clear it for, and it would be kept; after a change its client may be banned.
+        elif lease.units and not self._changes.since(sent_ns, question.refusing):
             lease.cleared.add(question)
 
     def spend(self, question: Question) -> Decision | None:
