@@ -32,7 +32,8 @@ from slidegate import (
 )
 from slidegate.core import ConfigurationError, Limit, Quota
 from slidegate.core.exceeded import RateLimitExceeded
-from slidegate.ops.explain import Facts, facts_of
+from slidegate.limiter import Publication, PublishedRule
+from slidegate.ops.explain import Facts, facts_in, facts_of
 from slidegate.ops.facts import Fact, Verdict
 from slidegate.ops.published_rules import CALLS, EVERY
 from slidegate.ops.statistics import Statistics
@@ -436,6 +437,17 @@ async def test_rules_that_cannot_be_read_are_named() -> None:
     found = await facts_of(Limiter(app.limiter.store), CLIENT)
     assert (found.workers, found.rows, found.left_out[1:]) == (1, [], ["rules of another version (1 workers)"])
     assert found.is_open
+
+
+async def test_a_quota_in_a_time_zone_that_is_not_known_here_is_left_out_alone() -> None:
+    """As on a host with an older time zone database than that of the workers."""
+    rules = [
+        PublishedRule(rule="q", name="q", bucket="q", limit="9/month", key="address", zone="Mars/Base", starts="1"),
+        PublishedRule(rule="g", name="g", bucket="g", limit="5/1h", key="address", order=1),
+    ]
+    facts = await facts_in(Limiter(), "203.0.113.7", [Publication(1, rules)], [], [], [], [])
+    assert ([row.rule for row in facts.rows], facts.is_open) == (["g"], True)
+    assert facts.left_out == ["limits in a time zone that is not known here (q)"]
 
 
 async def test_a_customer_at_its_plan_is_answered_with_the_limits_of_the_plan() -> None:

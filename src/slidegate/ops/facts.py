@@ -4,10 +4,12 @@ A row says what one rule does with the requests that it names, as the store has 
 
     refuses        no room, a ban, a block, a blocklist
     has room       the limit admits one more request
-    may refuse     no room, or perhaps none: a condition, a wait, a lease, a list or a function decides
+    may refuse     no room, but a condition, a wait, a lease, a list or a function may avert it; or a function says what
+                   a request costs, which may be more than is left
     would refuse   no room for a rule in shadow
-    passes         an allowlist or an exempt rule: rules below do not count these requests; nor do those below a final
-                   rule, whose row has the note `final`
+    passes         an allowlist or an exempt rule
+
+Below a rule that ends the list, which exempts, blocks, or has the note `final`, rules do not count these requests.
 
 The rows of a middleware stand in the order in which it decides. They come from what workers have published, from the
 store, and from statistics where a worker writes them.
@@ -16,12 +18,13 @@ store, and from statistics where a worker writes them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
-from ..core import AnyLimit, Ban, LimitState, Quota, parse_limits
+from ..core import AnyLimit, Ban, ConfigurationError, LimitState, Quota, parse_limits
 from ..limiter import Override, PublishedRule
 from .kinds import FUNCTION, Subject, is_operator, ranges_in
 from .published_rules import CALLS, EVERY, where_read
@@ -77,7 +80,7 @@ class Fact(NamedTuple):
 
     @property
     def likely_refuses(self) -> bool:
-        """Whether it may refuse as a ban, or as a limit without room.
+        """Whether it is a `may refuse` of a ban, or of a limit without room.
 
         Lists and blocks are not meant: whether these refuse does not depend on what the key has done.
         """
@@ -115,6 +118,9 @@ def joined(*texts: str) -> str:
 class FactsOfRules:
     """Makes the rows of a key from published rules.
 
+    Whoever uses it reads the windows that `places_of` names for all rules, sets them, takes all rows, and then knows
+    what was left out.
+
     Attributes:
         bans: The bans that may refuse it, and those of all operators.
         operators: The operators of its address, as ``asn:64496``; empty if this process does not know them.
@@ -135,7 +141,7 @@ class FactsOfRules:
     is_open: bool = False
 
     def leave_out(self, text: str, whose: str, *, is_open: bool = True) -> None:
-        """Note what was not read, of which rule, and whether it is not known without it if the key is refused."""
+        """Note what was not read, of which rule, and whether it might refuse the key."""
         self.left_out.setdefault(text, {})[whose] = None
         self.is_open |= is_open
 
@@ -152,7 +158,9 @@ class FactsOfRules:
         if not rule.bucket or not key:
             return []
         if not rule.by_function:
-            return [(key, rule.bucket, rule.counted_limit(self.change_of(rule)))]
+            with suppress(ConfigurationError):  # the time zone of a quota is not known on this host
+                return [(key, rule.bucket, rule.counted_limit(self.change_of(rule)))]
+            return []
         # Requests without the rule's header count by their address, but what statistics have seen of the address may be
         # the limit of a request with that header.
         if key not in self.traffic or self.subject.among(rule):
@@ -238,7 +246,7 @@ class FactsOfRules:
             if all(other.conditional or (other.requests and other.action != "block") for other in above):
                 unless = dict.fromkeys(f"unless {other.rule} ends the list" for other in above)
                 yield from self._of_rule(rule, " and ".join(unless))
-            if rule.action == "exempt" or rule.final:
+            if rule.final:  # as one that exempts or blocks is, too
                 ending.append(rule)
 
     def _of_rule(self, rule: PublishedRule, depends: str) -> Iterator[Fact]:
@@ -257,7 +265,10 @@ class FactsOfRules:
         among = self.subject.among(rule)
         windows = [_as_met(rule, self.windows[place]) for place in self.places_of(rule)]
         if key and not windows:
-            self.leave_out("limits that functions return", rule.rule, is_open=not rule.shadow)  # which refuses nothing
+            unknown = "limits in a time zone that is not known here"
+            if rule.by_function:
+                unknown = "limits that functions return"
+            self.leave_out(unknown, rule.rule, is_open=not rule.shadow)  # a rule in shadow refuses nothing
         is_elsewhere = among or not key
         # A function may return any key; that it returns an address is known once something was spent under it.
         if rule.key == FUNCTION and self.subject.addresses:

@@ -125,7 +125,8 @@ class LimiterMetrics(Observer):
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
         self._store = type(limiter.store).__name__.removesuffix("Store").lower()
-        self._rules, self._routes = set[str](), set[str]()
+        self._rules = set[str]()
+        self._routes = set[str]()
         self._adders: dict[tuple[Metric, tuple[str, ...]], Add] = {}
         self._failures = limiter.failures
         self._counting = Lock()
