@@ -120,7 +120,8 @@ def status_name(status: object) -> str:
 class LimiterMetrics(Observer):
     """Counts the requests of one limiter by outcome; a subscription begins with `_begin`."""
 
-    refused_events, takes_passed = False, True
+    refused_events = False
+    takes_passed = True
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter

@@ -92,7 +92,8 @@ class PrometheusMetrics(LimiterMetrics):
             self._count([self._pending.popleft() for _ in range(len(self._pending))])
 
     def _make(self, metric: Metric) -> tuple[Metric, Any]:
-        name, labels = metric.name.replace(".", "_"), (*metric.labels, STORE)
+        name = metric.name.replace(".", "_")
+        labels = (*metric.labels, STORE)
         if metric is DURATION:
             name += "_seconds"
             return metric, self._fresh(Histogram(name, metric.help, labels, registry=self.registry, buckets=BOUNDS_S))

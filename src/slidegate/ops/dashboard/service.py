@@ -163,7 +163,8 @@ class Service:
         return await self._shared(self._read_networks)
 
     async def _read_networks(self) -> list[ClientRow]:
-        networks, clients = Clients(), Counter[str]()
+        networks = Clients()
+        clients = Counter[str]()
         ranking, _ = await together(self.ranking(CLIENTS), self.bans())  # bans for `rows`, in the same round trip
         for client in ranking.each():
             for key in keys_refusing(self.limiter, client.key):
