@@ -429,6 +429,31 @@ def test_threads_lose_no_request_and_series_are_bounded(rows: SharedRows, monkey
     assert kinds.kinds == ["series_full"]
 
 
+def test_of_two_threads_the_one_that_fills_the_series_tells(
+    rows: SharedRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example of the race above: one has counted, and looks when the other has filled them."""
+    monkeypatch.setattr(tally, "MAX_SERIES", 2)
+    (limiter, statistics), kinds = worker_of(rows), RecordingObserver()
+    limiter.observe(kinds)
+
+    class Overtaken:
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            lock.release()
+            statistics._counting = lock
+            statistics._pending.extend(reported(passed("rule", route=f"GET /{number}")) for number in range(9))
+            statistics._count()
+
+    lock = statistics._counting
+    monkeypatch.setattr(statistics, "_counting", Overtaken())
+    statistics._pending.append(reported(passed("rule")))
+    statistics._count()
+    assert kinds.kinds == ["series_full"]
+
+
 def test_event_loops_of_two_threads_count_all() -> None:
     made = list[SharedRows]()
 

@@ -175,7 +175,8 @@ class LimiterMetrics(Observer):
         """Count the failures of the store since the last call."""
         if self._limiter.failures != self._failures:
             with self._counting:
-                before, self._failures = self._failures, self._limiter.failures
+                before = self._failures
+                self._failures = self._limiter.failures
                 self._adder(FAILURES)(self._failures - before)
 
     def _count_outcome(self, outcome: Outcome) -> None:

@@ -172,7 +172,7 @@ class Clients(dict[str, ClientTraffic]):
                 self[client.key] = client
 
     def ranking(self, most: int) -> Ranking:
-        """Return the busiest and those that are refused most."""
+        """Return the busiest and those that are refused most, with what was admitted of them in their traffic."""
         requests = self.totals + Counter({key: client.requests for key, client in self.items()})
         busiest = [key for key, _ in requests.most_common(most)]
         refused = [client for client in self.values() if client.refused]

@@ -130,7 +130,8 @@ class Statistics(Observer):
             was_full = self._tally.is_full
             requests = [self._pending.popleft() for _ in range(min(PART, len(self._pending)))]
             self._events.add_refusals(self._tally.count(requests))
-        if self._tally.is_full and not was_full:
+            has_filled = self._tally.is_full and not was_full  # of threads that count, one alone tells
+        if has_filled:
             message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHERS[1]}"
             self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
 
