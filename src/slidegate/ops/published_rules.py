@@ -14,7 +14,7 @@ from .. import ConfigurationError, Limiter
 from ..core.addresses import network_of
 from ..limiter import Publication, PublishedRule, inspect_keys
 from .kinds import EVERYONE, PEERS, beginnings_of, is_operator, kind_of, named_kind
-from .rows import as_json, key_of, listed, named
+from .rows import as_json, listed, named
 
 Row = TypeVar("Row", bound=Any)
 
@@ -167,20 +167,20 @@ async def check_key(limiter: Limiter, key: str) -> None:
 
 
 async def ban_by_hand(
-    limiter: Limiter, key: str, value: str | None, duration: str, *, reason: str, by: str
+    limiter: Limiter, key: str, target: Any, duration: str, *, reason: str, by: str
 ) -> dict[str, Any]:
     """Ban a key that an operator has typed; return the row of the ban, which says where it holds.
 
     Args:
         key: The key as it was typed.
-        value: The value that the client sends, if the key needs one.
+        target: The key that `key_of` makes of it.
 
     Raises:
         ConfigurationError: A value is invalid.
         StoreError: The store does not answer.
     """
     await check_key(limiter, key)
-    ban = await limiter.ban(key_of(key, value), duration, reason=reason, by=by)
+    ban = await limiter.ban(target, duration, reason=reason, by=by)
     return {**as_json(ban), "holds": where_banned(await limiter.published(), ban.key)}
 
 

@@ -51,9 +51,9 @@ async def add_ban(limiter: Limiter, key: str, value: str | None, duration: str, 
     \b
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
     """
-    key_of(key, value)  # which raises, before anything is asked
+    target = key_of(key, value)
     await compare_secrets(limiter, value)
-    row = await ban_by_hand(limiter, key, value, duration, reason=reason, by=by)
+    row = await ban_by_hand(limiter, key, target, duration, reason=reason, by=by)
     return [row], [f"banned: {row['key']} until {end_of(row)}; {row['holds']}"]
 
 

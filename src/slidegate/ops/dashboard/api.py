@@ -133,7 +133,7 @@ class Api:
         self, key: str, duration: str, *, value: str | None = None, reason: str = "", by: str
     ) -> dict[str, Any]:
         """Ban an address, a network or a key, or replace its ban; `holds` says where."""
-        return await ban_by_hand(self._limiter, key, value, duration, reason=reason, by=by)
+        return await ban_by_hand(self._limiter, key, key_of(key, value), duration, reason=reason, by=by)
 
     async def delete_bans(self, key: str, *, by: str) -> dict[str, Any]:
         """Lift the ban of a key, and delete its strikes.
