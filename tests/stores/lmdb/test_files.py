@@ -5,6 +5,7 @@ import fcntl
 import math
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -384,6 +385,22 @@ def test_whatever_page_is_damaged_all_is_answered_again(store_path: Path, rng: r
             ask(store)
         store.close()
         assert not [name for name in open_files(store_path) if "counts-" in name]
+
+
+def test_a_copy_beside_the_file_of_running_workers_is_not_used_in_its_place(store_path: Path, store: Any) -> None:
+    file = counts_file(store_path)
+    shutil.copy(file, store_path / f"{file.stem} (copy).mdb")  # which sorts before it
+    refused = python(
+        """
+        try:
+            LmdbStore(path)
+        except ConfigurationError as error:
+            print(error)
+        """,
+        store_path,
+        "",
+    )
+    assert re.search(r"is in use with layout counts-.* \(copy\).mdb by another version", refused)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])

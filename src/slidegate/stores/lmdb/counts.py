@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -167,7 +168,8 @@ class CountsFile:
 
     def check(self, txn: Any) -> None:
         """Find out how much room is left, before the commit of a transaction."""
-        self.room, self.check_from = Room.PLENTY, txn.id() + CHECK_EVERY
+        self.room = Room.PLENTY
+        self.check_from = txn.id() + CHECK_EVERY
         if self.size - self.used() >= self._lead:
             return
         # The last page stays where it was, but pages before it may be free.
@@ -256,7 +258,10 @@ def _file_of_users(path: Path) -> Path | None:
     files = sorted(path.glob("counts-*.mdb"))
     if not files:
         return None
-    layout = files[0].name.split("-")[1]
+    layout = files[0].name  # of what is not ours, such as a copy of our file, the whole name is told
+    name = re.fullmatch(r"counts-(\d+)-\w+\.mdb", layout)
+    if name is not None:
+        layout = name[1]
     if layout == str(LAYOUT):
         return files[0]
     raise ConfigurationError(
@@ -282,7 +287,8 @@ def _open_existing(path: Path, gate: Gate, options: Options, *, is_alone: bool) 
         lmdb.Error: It is damaged, incomplete, or was used behind another gate.
         OSError: There is no disk space to make it larger.
     """
-    bytes_before, size = path.stat().st_size, _SIZE_IN_FILE
+    bytes_before = path.stat().st_size
+    size = _SIZE_IN_FILE
     if is_alone and options.max_map_size:
         size = max(options.max_map_size, bytes_before)
     counts = CountsFile(path, size, create=options.create)

@@ -339,7 +339,8 @@ class Environment:
             raise ConfigurationError(f"lmdb: {self.path} {why}") from error
         if counts is None:
             return False
-        self.counts, self._state = counts, State.OPEN
+        self.counts = counts
+        self._state = State.OPEN
         return True
 
     def check_in_place(self) -> None:
@@ -424,7 +425,8 @@ class Environment:
         """Close the file of counts."""
         if self._state is not State.SHUT:
             self.counts.close()
-            self._state, self._damage = State.SHUT, ""
+            self._state = State.SHUT
+            self._damage = ""
 
 
 def open_environment(path: str | PathLike[str], options: Options, user: object) -> Environment:

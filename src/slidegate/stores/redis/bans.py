@@ -94,7 +94,8 @@ class RedisBans(BanStore):
 
     def _ban_next(self, policy: BanPolicy, before: bytes, ban: Ban, after: Level) -> asyncio.Future[Ban | None]:
         """Store a ban that is due; the result is None if another worker was faster, or there is no room."""
-        key, row = ban.key, b""
+        key = ban.key
+        row = b""
         if not policy.shadow:
             row = _pack_ban(ban)
         strikes = window_field(policy.strikes, policy.strikes.limits[0])

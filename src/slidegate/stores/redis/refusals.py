@@ -61,7 +61,8 @@ class Refusals:
         subject: Hashable = question.checks
         if decision.ban is not None:
             subject = question
-        lasts_us, wait_us = TRUST_US, decision.retry_after_us
+        lasts_us = TRUST_US
+        wait_us = decision.retry_after_us
         if wait_us is not None:  # else it can never pass, or waits for permits, which come back at no known time
             lasts_us = min(lasts_us, wait_us)
         until_us = self._time.sent_us(sent_ns) + lasts_us
