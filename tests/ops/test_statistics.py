@@ -429,9 +429,7 @@ def test_threads_lose_no_request_and_series_are_bounded(rows: SharedRows, monkey
     assert kinds.kinds == ["series_full"]
 
 
-def test_of_two_threads_the_one_that_fills_the_series_tells(
-    rows: SharedRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_threads_the_one_that_fills_the_series_tells(rows: SharedRows, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example of the race above: one has counted, and looks when the other has filled them."""
     monkeypatch.setattr(tally, "MAX_SERIES", 2)
     (limiter, statistics), kinds = worker_of(rows), RecordingObserver()

@@ -277,6 +277,7 @@ def _expect_user(keys: Iterable[Any], scope: Scope, message: str) -> None:
         scope: The request where they are read.
     """
     if any(user in parts_of(key) for key in keys) and not _has_user(scope):
+        # Requests after the first ones have no such scope key, and nothing of them is noted.
         scope.get(_WITHOUT_USER, {})[message] = scope
 
 

@@ -88,6 +88,7 @@ class Call:
         if iterations:
             loop = asyncio.get_running_loop()
             pause_s = 0.0
+            # The first of them is called by the timer of the deadline itself.
             if iterations == GRACE_ITERATIONS and loop.time() > self._timer.when() + LATE_S:
                 pause_s = PAUSE_S
             self._timer = loop.call_later(pause_s, self._expire, iterations - 1, timeout_text)

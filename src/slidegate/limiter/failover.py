@@ -98,33 +98,33 @@ class Failover:
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
-        return self._query(False, partial(self.decide, "hit"), self._store.hit, checks, subjects)
+        return self._query(partial(self.decide, "hit"), self._store.hit, checks, subjects)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Return what `hit` would return now."""
-        return self._query(False, partial(self.decide, "peek"), self._store.peek, checks, subjects)
+        return self._query(partial(self.decide, "peek"), self._store.peek, checks, subjects)
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Record every cost, whatever the limits."""
-        return self._query(False, partial(self.decide, "charge"), self._store.charge, checks)
+        return self._query(partial(self.decide, "charge"), self._store.charge, checks)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
         """Refund what a decision charged, in the store that charged it; False if the store does not answer."""
         if reservations and reservations[0].store is self.local:
             return self.local.refund(reservations)
-        return self._query(False, lambda _: False, self._store.refund, reservations)
+        return self._query(lambda _: False, self._store.refund, reservations)
 
     def strike(self, *struck: Any) -> Ban | Awaitable[Ban | None] | None:
         """Count a strike, with the arguments of `BanStore.strike`."""
-        return self._query(True, self._strike_here, self._store.bans.strike, *struck)
+        return self._query(self._strike_here, self._store.bans.strike, *struck, is_write=True)
 
     def ban(self, *banned: Any) -> Ban | Awaitable[Ban]:
         """Ban a key for a request, with the arguments of `BanStore.ban`."""
-        return self._query(True, self._ban_here, self._store.bans.ban, *banned)
+        return self._query(self._ban_here, self._store.bans.ban, *banned, is_write=True)
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        return self._query(False, self.local.bans.find, self._store.bans.find, subjects)
+        return self._query(self.local.bans.find, self._store.bans.find, subjects)
 
     # -- answers in place of the store -------------------------------------------------------------------------------
 
@@ -172,7 +172,11 @@ class Failover:
     # -- the store -----------------------------------------------------------------------------------------------------
 
     def _query(
-        self, is_write: bool, decide: Callable[..., T], ask: Callable[..., T | Awaitable[T]], *question: Any
+        self,
+        decide: Callable[..., T],
+        ask: Callable[..., T | Awaitable[T]],
+        *question: Any,
+        is_write: bool = False,
     ) -> T | Awaitable[T]:
         """Return the store's answer, an awaitable of it, or what `decide` returns if none comes in time.
 
