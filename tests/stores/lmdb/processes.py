@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,10 @@ def counts_file(path: str | Path) -> Path:
 
 
 def open_files(path: Path) -> list[str]:
-    found = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    found = list[str]()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # another thread has closed it meanwhile
+            found.append(os.path.realpath(link))
     return [name for name in found if name.startswith(str(path))]
 
 
