@@ -133,6 +133,32 @@ async def test_a_strike_that_is_given_up_at_any_moment_makes_its_ban_and_tells_i
     assert len(ends) > 1
 
 
+@pytest.mark.parametrize("lifts", [False, True])
+async def test_a_change_by_hand_that_is_given_up_at_any_moment_is_made_and_told_or_neither(
+    lifts: bool, server: RedisServer, observer: RecordingObserver
+) -> None:
+    ends = set()
+    async with workers_at(server, 1) as (store,):
+        store.observe(observer)
+        for turns in (*range(50), 1_000, 10_000):
+            key = f"user:{turns}"
+            change = store.bans.ban(key, None, "", "ann")
+            if lifts:
+                await change
+                assert not await hit(store, key), "a refusal that is known"
+                change = store.bans.unban(key, "ann")
+            observer.events.clear()
+            given_up = asyncio.ensure_future(change)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            given_up.cancel()
+            is_banned = await store.bans.find((key,)) is not None
+            assert len(observer.events) == (is_banned is not lifts), turns
+            assert (await hit(store, key)).allowed is not is_banned
+            ends.add(is_banned)
+    assert ends == {False, True}
+
+
 @pytest.mark.parametrize("between", ["nothing", "an unban", "the end of the ban and a strike", "a ban by hand"])
 @pytest.mark.parametrize("shadow", [False, True])
 async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(

@@ -65,8 +65,7 @@ class RedisBans(BanStore):
     # -- commands of users ------------------------------------------------------------------------------------------
 
     async def find(self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S) -> Ban | None:
-        keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
-        _, of_keys = await asyncio.gather(self._batcher().poll(), self._of_keys(keys))  # in one call
+        _, of_keys = await asyncio.gather(self._batcher().poll(), self._of_keys(subjects))  # in one call
         return self._polled.longest(subjects, of_keys)
 
     async def strike(
@@ -122,22 +121,21 @@ class RedisBans(BanStore):
         """Ban a key manually, permanently if `length_us` is None; replaces a ban of the key."""
         ban = ban_by_hand(key, length_us, reason, by, await self._batcher().server_us())
         await self._put([ban], replaces=True)
-        self._tell(banned(ban))
         return ban
 
     async def unban(self, key: str, by: str) -> bool:
-        def read(answer: Any, now_us: int) -> tuple[int, list[Ban]]:
-            remembered, *rows = answer
-            return remembered, read_bans(rows)
+        def read(answer: Any, now_us: int) -> bool:  # also when nobody awaits it any more
+            was_remembered, *rows = answer
+            self._changes.note()
+            ban = longest(read_bans(rows))
+            if ban is not None:
+                self._tell(unbanned(ban, by))
+            return bool(ban or was_remembered)
 
         args = b"unban", key.encode(), os.urandom(8)
-        was_remembered, bans = await self._batcher().command(self._names_of(key), *args, read=read)
-        self._changes.note()
+        had_any: bool = await self._batcher().command(self._names_of(key), *args, read=read)
         await self._batcher().poll()
-        ban = longest(bans)
-        if ban is not None:
-            self._tell(unbanned(ban, by))
-        return bool(ban or was_remembered)
+        return had_any
 
     async def pages(self) -> AsyncIterator[list[Ban]]:
         await self._batcher().poll()
@@ -172,15 +170,20 @@ class RedisBans(BanStore):
         """Store bans in one call, and return how many of them are not over.
 
         Args:
-            replaces: Whether each replaces every ban of its key; if not, only a shorter one of its key and `network()`.
+            replaces: Whether it is one by hand, which is told, and replaces every ban of its key; if not, each replaces
+                only a shorter one of its key and `network()`.
 
         Raises:
             ConfigurationError: Too many networks are banned.
         """
 
-        def read(answer: Any, now_us: int) -> tuple[int, str]:
-            in_force, refused = answer
-            return index(in_force), refused.decode()
+        def read(answer: Any, now_us: int) -> tuple[int, str]:  # also when nobody awaits it any more
+            in_force, refused = index(answer[0]), answer[1].decode()
+            if not refused:
+                self._changes.note()
+            if replaces and not refused:
+                self._tell(banned(bans[0]))
+            return in_force, refused
 
         names = [*self._polled.names]
         args: list[bytes | int] = [os.urandom(8), int(replaces), MAX_NETWORKS]
@@ -191,7 +194,6 @@ class RedisBans(BanStore):
         in_force, refused = answer
         if refused:
             raise too_many_networks(refused)
-        self._changes.note()
         await self._batcher().poll()
         return in_force
 
@@ -199,9 +201,9 @@ class RedisBans(BanStore):
         """Return the names of what concerns all bans, and of those of a key."""
         return *self._polled.names, *self._packing.names_of(key)
 
-    def _of_keys(self, keys: Iterable[str]) -> asyncio.Future[list[Ban]]:
-        """Return the bans in force of some keys, read in one call: those that would refuse a question about them."""
-        return self._batcher().question(PEEK, (), keys, lambda answer, now_us: read_bans(answer[1:]))
+    def _of_keys(self, subjects: Iterable[BanSubject]) -> asyncio.Future[list[Ban]]:
+        """Return the bans in force of the keys among some subjects: those that would refuse a question about them."""
+        return self._batcher().question(PEEK, (), subjects, lambda answer, now_us: read_bans(answer[1:]))
 
 
 # -- rows of bans and levels, which begin with their ends --------------------------------------------------------------

@@ -137,13 +137,15 @@ class Polled:
 
     def _warn_of_eviction(self, policy: bytes) -> None:
         """Emit an event if Redis evicts keys when it is full; once, until its policy is another one."""
-        before = self._policy
-        self._policy = policy
+        before, self._policy = self._policy, policy
         if policy in (before, b"noeviction"):
             return
-        evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy.decode()})"
-        message = f"{evicts}, so limits and bans are lost; set maxmemory-policy noeviction"
-        self._tell(Event("store_evicts", message, {"policy": policy.decode()}))
+        name = policy.decode()
+        message = (
+            f"Redis evicts keys when it is full (maxmemory-policy {name}), so limits and bans are lost; set "
+            "maxmemory-policy noeviction"
+        )
+        self._tell(Event("store_evicts", message, {"policy": name}))
 
 
 @lru_cache(2 * MAX_NETWORKS)
