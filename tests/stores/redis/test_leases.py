@@ -423,6 +423,26 @@ async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_i
         assert await used(other) == LEAST_AHEAD
 
 
+async def test_a_reset_of_all_keys_that_is_given_up_at_any_moment_takes_nothing_of_what_is_spent_after_it(
+    server: RedisServer,
+) -> None:
+    ends = set()
+    async with leasing(server, 2) as (one, other):
+        for turns in (*range(50), 1_000, 10_000):
+            await leased(one)
+            reset = asyncio.ensure_future(one.reset_all())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            reset.cancel()
+            is_reset = await used(one) == 0  # on the same connection, so that all before is answered
+            await settle(other.charge(ANN))
+            before = await used(other)
+            one.parts.leases.refund_all(one.batcher().refund_in_background)
+            assert not is_reset or await used(one) == before == 1, turns
+            ends.add(is_reset)
+    assert ends == {False, True}
+
+
 async def test_a_reset_under_one_rule_leaves_the_leases_of_others(store: RedisStore) -> None:
     other = ((bucket(MINUTES, "other"), "ann", 1),)
     for checks in [ANN, other] * 20:

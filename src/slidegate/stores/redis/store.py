@@ -249,30 +249,35 @@ class RedisStore(Store):
 
     def reset(self, key: str, names: Collection[str] = ()) -> Awaitable[bool]:
         """Forget the windows of `key`; False if there were none. Permits stay taken."""
-
-        def read(answer: int, now_us: int) -> bool:
-            self.parts.changes.note_loss(key, names)  # again: what was asked meanwhile may be from before the reset
-            return answer > 0
-
-        self.parts.changes.note_loss(key, names)
-        command = b"reset", *map(name_digest, names)
-        return self.batcher().command([self.parts.packing.name_of(key)], *command, read=read)
+        return self._reset([self.parts.packing.name_of(key)], key, names)
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; return whether there were any. Permits stay taken.
 
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
+        self.parts.changes.note_loss()
         cursor, has_forgotten = b"0", False
         while True:
-            scan = b"names", cursor, self.parts.packing.windows + b"*"
-            cursor, names = await self.batcher().command((), *scan, read=read_page)
-            async for some in in_steps(names, RESET_AT_ONCE):
-                has_forgotten |= await self.batcher().command(some, b"reset", read=lambda answer, now_us: answer > 0)
+            cursor, hashes = await self.batcher().command(
+                (), b"names", cursor, self.parts.packing.windows + b"*", read=read_page
+            )
+            async for some in in_steps(hashes, RESET_AT_ONCE):
+                has_forgotten |= await self._reset(some)
             if cursor == b"0":
-                break
-        self.parts.changes.note_loss()
-        return has_forgotten
+                return has_forgotten
+
+    def _reset(
+        self, hashes: Sequence[bytes], key: str | None = None, names: Collection[str] = ()
+    ) -> asyncio.Future[bool]:
+        """Forget the windows in some hashes, those of `key` if it is given; by default under all buckets."""
+
+        def read(answer: int, now_us: int) -> bool:
+            self.parts.changes.note_loss(key, names)  # again: what was asked meanwhile may be from before the reset
+            return answer > 0
+
+        self.parts.changes.note_loss(key, names)
+        return self.batcher().command(hashes, b"reset", *map(name_digest, names), read=read)
 
     def inspect(self, checks: Sequence[Check]) -> Awaitable[Snapshot]:
         return self.batcher().question(INSPECT, checks, (), lambda answer, now_us: Snapshot(now_us, now_us, answer[1:]))
