@@ -50,8 +50,8 @@ Node: TypeAlias = tuple[str, int]
 
 EXPECTED: Final = (
     "redis://host:6379/0, redis+cluster://h1:6379,h2:6379, redis+sentinel://h1:26379,h2:26379/mymaster/0 or "
-    "unix:///run/redis.sock, with 'user:password@' before hosts, whose user may be empty; there write : as %3A, "
-    "@ as %40, / as %2F, ? as %3F and # as %23"
+    "unix:///run/redis.sock, with 'user:password@' before hosts, whose user may be empty; there write % as %25, "
+    ": as %3A, @ as %40, / as %2F, ? as %3F, # as %23, [ as %5B and ] as %5D"
 )
 _SENTINEL_OPTIONS: Final[dict[str, type]] = {"sentinel_username": str, "sentinel_password": str}
 _TLS_OPTIONS: Final[dict[str, type]] = {
