@@ -228,6 +228,8 @@ class ClusterLink:
             host, _ = self._home.node
         node = self._clients.reachable(host, redirected.port)
         if link.node != node:
+            # First, so that the next call that is redirected there does not renew the link again. It goes to the new
+            # node in any case: the locks of a link are fair, so it waits behind `renew`.
             link.node = node
             await link.renew(self._clients.open_node_pool(node))
 
@@ -235,7 +237,7 @@ class ClusterLink:
         """Close the connections when what is under way is answered; the next command finds the node again."""
         self._home.node = None
         await self._home.renew()
-        await self._ahead.renew()
+        await self._ahead.renew()  # to the node that it knows: a call that is redirected names it in any case
 
     async def close(self) -> None:
         """Close the connections, which fails what is under way."""
