@@ -380,6 +380,8 @@ class StoreTime:
         """
         if not self.is_real:
             return False
+        # It was read between then and now, which bounds how far it is ahead. Unless it has stepped, there is a value
+        # within these bounds and those of the answer before.
         least_us, most_us = now_us - real_monotonic_us(), now_us - sent_ns // 1_000
         has_stepped = max(least_us, self.ahead_us - STEP_US) > min(most_us, self._most_ahead_us + STEP_US)
         self.ahead_us, self._most_ahead_us = least_us, most_us

@@ -68,7 +68,8 @@ class Command(Request):
 
     Attributes:
         packer: Packs it.
-        read: Returns the result; an exception is raised in the task that awaits the request.
+        read: Returns the result. What it raises fails the request: a `StoreError` as it is, anything else as that of an
+            unexpected answer.
     """
 
     packer: Callable[[], Packed]
