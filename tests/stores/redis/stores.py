@@ -98,7 +98,8 @@ async def hit(
 
 
 async def struck(store: RedisStore, policy: BanPolicy, key: str) -> int:
-    fields = await store.batcher().command(store.parts.packing.names_of(key)[1:], b"read_rows")
+    names = store.parts.packing.names_of(key)[1:]
+    fields = await store.batcher().command(names, b"read_rows", read=lambda answer, now_us: answer)
     (limit,) = policy.strikes.limits
     packed = dict(zip(fields[::2], fields[1::2], strict=True)).get(window_field(policy.strikes, limit), b"")
     units: int = unpack_from("<I", packed, 8)[0] if packed else 0

@@ -33,6 +33,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ...contract.player import listed, settle
 from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS, bucket
 from ...fault_proxy import FaultProxy, stop_listening
+from ...hurry import at_once
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
 from .stores import PLENTY_S, Ahead, hit, server_that_says, store_at, struck, until_answered, workers_at
 
@@ -186,6 +187,20 @@ async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(
         assert observer.kinds.count("shadow_banned" if shadow and not by_hand else "banned") == 1
         stays = by_hand or (between == "nothing" and not shadow)
         assert await listed(fast) == ([made] if stays else [])
+
+
+async def test_a_poll_that_an_event_loop_reads_late_takes_back_nothing_that_another_has_read(
+    server: RedisServer,
+) -> None:
+    async with workers_at(server, 1) as (store,):
+        for turns in range(30):
+            late = store.batcher().poll()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            at_once(lambda _: asyncio.run(store.bans.ban("192.0.2.0/24", None, "", "ann")), 1)  # which is waited for
+            await late
+            assert not await hit(store, subjects=[ADDRESS]), turns
+            await store.bans.unban("192.0.2.0/24", "ann")
 
 
 # -- values of others at keys of ours ----------------------------------------------------------------------------------

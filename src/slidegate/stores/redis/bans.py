@@ -181,8 +181,8 @@ class RedisBans(BanStore):
             in_force, refused = index(answer[0]), answer[1].decode()
             if not refused:
                 self._changes.note()
-            if replaces and not refused:
-                self._tell(banned(bans[0]))
+                if replaces:
+                    self._tell(banned(bans[0]))
             return in_force, refused
 
         names = [*self._polled.names]

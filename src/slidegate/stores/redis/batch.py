@@ -129,15 +129,13 @@ class Batcher:
         self.add(Command(future, has_permits, pack, read))
         return future
 
-    def command(
-        self, names: Sequence[bytes], *args: bytes | int, read: Read = lambda answer, now_us: answer
-    ) -> asyncio.Future[Any]:
+    def command(self, names: Sequence[bytes], *args: bytes | int, read: Read) -> asyncio.Future[Any]:
         """Run a command of ``lua/bans.lua``.
 
         Args:
             names: Its keys.
             args: Its name and its arguments.
-            read: Returns the result; the answer is what the command returns, which is the result by default.
+            read: Returns the result; the answer is what the command returns.
         """
         return self.request(partial(pack_command, names, *args), read)
 
@@ -255,6 +253,7 @@ class Batcher:
                 raise
         if failed is None or failed.concerns == "request":
             return
+        # The server fails as a whole: what comes back may lack the last writes.
         self.parts.changes.note_loss()
         now_s = monotonic()
         if now_s - self._renewed_s >= RENEW_EVERY_S:  # a new connection may lead to a healthy server

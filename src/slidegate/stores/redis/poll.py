@@ -101,6 +101,9 @@ class Polled:
             StoreUnavailable: This is a tool, and Redis has no slidegate data, or workers that make other names.
         """
         count, life, policy, version, rows, naming = answer
+        until_ns = sent_ns + POLL_NS
+        if until_ns < self._changes.polled_until_ns:  # another event loop has read the answer to a later one
+            return
         before = self.life
         if not self._begins:
             self._check_data(life, naming)
@@ -116,7 +119,7 @@ class Polled:
         if before not in (b"", life):
             message = f"Redis lost its data: counts restart from zero; {lost} known bans were lost"
             self._tell(Event("store_reset", message, {"bans": lost}))
-        self.due_ns = self._changes.polled_until_ns = sent_ns + POLL_NS
+        self.due_ns = self._changes.polled_until_ns = until_ns
 
     def fail(self, error: Exception) -> None:
         """Do nothing: the next call polls again."""

@@ -361,8 +361,8 @@ class RedisRows(SharedRows):
         """Read the rows of one number."""
 
         def read(fields: list[bytes], now_us: int) -> list[ReadRow]:
-            workers, rows = fields[::2], fields[1::2]
-            return [(number, worker, row[END.size :]) for worker, row in zip(workers, rows, strict=True)]
+            rows = zip(fields[::2], fields[1::2], strict=True)
+            return [(number, worker, row[END.size :]) for worker, row in rows]
 
         return self._batcher().command((self._name_of(kind, number),), b"read_rows", read=read)
 
