@@ -203,7 +203,7 @@ class Player:
 
     async def _reset(self, key: str | None, rule: int | None = None) -> None:
         await self.look_after_all()  # both drop expired units
-        names = [] if rule is None else ["another", self.buckets[rule].name]
+        names = [] if rule is None else ["another\udcff", self.buckets[rule].name]
         known = await settle(self.store.reset_all() if key is None else self.store.reset(key, names))
         had_units = self.model.reset(key, names)
         self.admitted.clear()

@@ -54,8 +54,8 @@ def digest_of(name: str, *window: object) -> bytes:
 
 
 def name_digest(name: str) -> bytes:
-    """Return what the digests of all windows of a bucket's name begin with."""
-    return blake2b(name.encode(), digest_size=NAME_DIGEST_BYTES).digest()
+    """Return what the digests of all windows of a bucket's name begin with; a reset may name what is no text."""
+    return blake2b(name.encode(errors="surrogatepass"), digest_size=NAME_DIGEST_BYTES).digest()
 
 
 def cell_of(name: bytes, secret: bytes) -> int:

@@ -132,8 +132,9 @@ class RedisBans(BanStore):
                 self._tell(unbanned(ban, by))
             return bool(ban or was_remembered)
 
-        args = b"unban", key.encode(), os.urandom(8)
-        had_any: bool = await self._batcher().command(self._names_of(key), *args, read=read)
+        had_any: bool = await self._batcher().command(
+            self._names_of(key), b"unban", key.encode(), os.urandom(8), read=read
+        )
         await self._batcher().poll()
         return had_any
 
