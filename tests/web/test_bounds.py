@@ -1,5 +1,6 @@
 """What a client can make the middleware do and remember is bounded, whatever the client may choose the text of."""
 
+import asyncio
 import gc
 import random
 import subprocess
@@ -30,6 +31,7 @@ from slidegate.web.plan import BoundRule, Plan
 from slidegate.web.refusals import Answer
 
 from ..asgi import hello, page, scope_of, send_scope, statuses
+from ..virtual_time import turns
 from .middlewares import PLENTY
 from .test_paths import LITERALS, named, template
 
@@ -144,6 +146,27 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered(mon
     found = [one for one in reached(middleware.policy.rules).values() if isinstance(one, str)]
     paths = [one for one in found if one.startswith("/paths/")]
     assert 50 < len(paths) <= 101, "of all kinds of requests"
+
+
+async def test_of_tenants_that_share_permits_only_those_are_remembered_that_have_some() -> None:
+    may_end = asyncio.Event()
+
+    async def stay(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/stays":
+            await may_end.wait()
+        await hello(scope, receive, send)
+
+    rule = Rule("*", concurrency=2, key=everyone, wait="30s", fair=header("X-Tenant"))
+    app = RateLimitMiddleware(stay, rules=[rule], limiter=Limiter(MemoryStore()))
+    staying = asyncio.create_task(send_scope(app, scope_of("/stays")))
+    await turns(1)
+    assert await statuses(app, 1) == [200]
+    before = len(reached(app.limiter.engine.queues))
+    for number in range(100):
+        await send_scope(app, scope_of(headers={"X-Tenant": f"t{number}"}))
+    assert len(reached(app.limiter.engine.queues)) - before < 10
+    may_end.set()
+    assert (await staying).status == 200
 
 
 @pytest.mark.interpreted("a default that the test replaces is a part of the compiled code")
