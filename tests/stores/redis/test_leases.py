@@ -348,6 +348,20 @@ async def test_a_lease_is_spent_only_for_clients_that_redis_has_cleared_under_it
         assert not all(asked)
 
 
+async def test_a_client_that_redis_has_refused_for_a_ban_takes_no_unit_that_others_are_granted(
+    server: RedisServer,
+) -> None:
+    async with leasing(server, 2) as (store, other):
+        eve, bob = ("eve",), ("bob",)
+        await leased(store, ANN, eve)
+        while left(store):
+            await settle(store.hit(ANN, eve))
+        await other.bans.ban("eve", None, "", "ann")
+        assert (await settle(store.hit(ANN, eve))).reason is Reason.BANNED
+        await leased(store, ANN, bob)
+        assert (await settle(store.hit(ANN, eve))).reason is Reason.BANNED
+
+
 @pytest.mark.parametrize("why", ["others have the rest", "the lease has ended"])
 async def test_nobody_is_refused_while_the_worker_holds_units(server: RedisServer, why: str) -> None:
     async with leasing(server, 2) as (store, other):
