@@ -514,6 +514,23 @@ async def test_what_says_nothing_of_the_server_is_no_probe(replaced: str, by: An
     assert not setup.limiter.is_failing
 
 
+async def test_while_a_probe_may_be_answered_nothing_else_is_asked() -> None:
+    setup = Setup()
+    await setup.fail()
+    setup.store.error, setup.store.hangs, calls = None, True, setup.store.calls
+    probes = []
+    for _ in range(2):
+        setup.clock.advance("1m")  # the deadline
+        probes.append(asyncio.create_task(setup.hit()))
+        await turns(2)
+        await setup.hit()
+    assert setup.store.calls == calls + 2
+    setup.store.goes_on.set()
+    await asyncio.gather(*probes)
+    assert setup.store.calls == calls + 2
+    assert not setup.limiter.is_failing
+
+
 async def test_a_probe_whose_request_is_cancelled_is_followed_by_another_at_once() -> None:
     setup = Setup("allow")
     await setup.fail()
