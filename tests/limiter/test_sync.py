@@ -32,6 +32,7 @@ from slidegate.testing import FakeClock
 from ..hurry import at_once, hurried
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis, until
 from ..remote_stores import SlowStore, hit_all
+from ..signals import Interrupt, is_interrupted
 from ..workers import TESTED
 from .test_failover import LONG
 from .test_limiter import QUESTIONS
@@ -118,10 +119,6 @@ def test_behind_a_writer_that_is_stopped_all_that_a_hit_asks_takes_little_more_t
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-class Interrupt(Exception):
-    """What a signal handler raises, such as a timeout by SIGALRM."""
-
-
 MANY = tuple((WIDE, f"user:{key}", 1) for key in range(8))
 ASKED: dict[str, Callable[[Limiter], object]] = {
     "hit": lambda limiter: limiter.store.hit(MANY[:1]),
@@ -184,6 +181,34 @@ def test_whatever_a_signal_interrupts_the_next_is_answered(
         with open(tmp_path / "store" / "gate", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     limiter.sync.close()
+
+
+@pytest.mark.parametrize("name", ["hit", "ban", "bans"])
+def test_wherever_a_handler_asks_memory_it_waits_for_nothing_of_its_own_thread(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is answered, or told that a change is under way; and what it has interrupted goes on."""
+    monkeypatch.setattr(logging.getLogger("slidegate"), "disabled", True)
+
+    def handle(limiter: Limiter) -> None:
+        for ask in ASKED.values():
+            with suppress(StoreTimeout):
+                ask(limiter)
+
+    def play() -> None:
+        is_there = True
+        while is_there:
+            limiter = Limiter()  # its first hit sweeps
+            act = partial(ASKED[name], limiter)
+            is_there = is_interrupted(act, next(numbers), partial(handle, limiter), "/slidegate/")
+            handle(limiter)
+
+    numbers = count()
+    player = threading.Thread(target=play, daemon=True)
+    player.start()
+    player.join(LONG)
+    assert not player.is_alive()
+    assert next(numbers) > 20
 
 
 def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ class BanBook:
         throttle: Limits the rate of events that could be repeated with every strike.
 
     Attributes:
-        events: Pending events, which the store removes and emits.
+        events: The events of its changes, which the store emits.
     """
 
     def __init__(self, rows: BanRows, windows: StrikeWindows, max_bans: int, max_keys: int, throttle: Throttle) -> None:

@@ -10,17 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from slidegate.core import StoreTimeout
+from slidegate.stores import forks
 from slidegate.stores.lmdb import LmdbStore, batching, gate
 
 from ...contract.store_contract import CHECKS, HOUR_US
 from ...hurry import PATIENCE_S
 from ...redis_servers import until
+from ...signals import interrupt, is_interrupted
 from ..conftest import Opened
 from ..forked import fork
 from .processes import SMALL, open_files
@@ -44,8 +45,8 @@ def test_a_handler_that_asks_within_a_turn_gets_none_and_ends_none(
 ) -> None:
     """Whichever store it asks, and although an event loop has reserved the next turn."""
     monkeypatch.setattr(batching, "WAIT_S", 0.02)
-    monkeypatch.setattr(gate, "_RESERVED_FROM_S", 0.0)
-    monkeypatch.setattr(gate, "_RESERVED_UNTIL_S", 60.0)
+    monkeypatch.setattr(forks, "_RESERVED_FROM_S", 0.0)
+    monkeypatch.setattr(forks, "_RESERVED_UNTIL_S", 60.0)
     within = list[bool]()
 
     def clock() -> int:
@@ -71,35 +72,6 @@ def test_a_handler_that_asks_within_a_turn_gets_none_and_ends_none(
         assert another.submit(store.hit, CHECKS).result().remaining == 3
     signal.signal(signal.SIGUSR1, before)
     assert is_gate_free(store)
-
-
-class Interrupt(Exception):
-    """What a signal handler raises, such as a timeout by SIGALRM."""
-
-
-def interrupt() -> None:
-    raise Interrupt
-
-
-def is_interrupted(act: Callable[[], object], number: int, handle: Callable[[], object] = interrupt) -> bool:
-    """Act, and handle a signal at one of the moments at which the interpreter may do so; return whether there is one.
-
-    Such a moment is where a function begins, or where one that is written in C has returned.
-    """
-    moments = count()
-
-    def look(frame: FrameType, event: str, _: object) -> None:
-        is_ours = "slidegate/stores/" in frame.f_code.co_filename
-        if is_ours and event in ("call", "c_return") and next(moments) == number:
-            handle()
-
-    try:
-        sys.setprofile(look)
-        with suppress(Interrupt):
-            act()
-    finally:
-        sys.setprofile(None)
-    return next(moments) > number
 
 
 ACTS: dict[str, Callable[[Any], object]] = {
@@ -180,7 +152,7 @@ def test_wherever_a_handler_asks_another_store_it_gives_away_no_turn(
 ) -> None:
     """As an event loop takes one which has reserved it."""
     monkeypatch.setattr(batching, "WAIT_S", 0.0)
-    monkeypatch.setattr(gate, "_RESERVED_FROM_S", 0.0)
+    monkeypatch.setattr(forks, "_RESERVED_FROM_S", 0.0)
 
     def is_free() -> bool:
         is_acquired = gate.THREAD_LOCK.lock.acquire(blocking=False)

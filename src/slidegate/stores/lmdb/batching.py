@@ -10,7 +10,7 @@ A *job* is a method of `Transaction` with its arguments. On an asyncio event loo
   futures of requests after its deadline; after `COMMAND_DEADLINE_S`, a job fails with `StoreTimeout`.
 
 Without an asyncio event loop, also under trio, the caller blocks until the job has run, or it is given up. A thread
-waits for the others of its process (see `gate.ThreadLock`), whose transactions are short, and for other processes
+waits for the others of its process (see `ThreadLock`), whose transactions are short, and for other processes
 within its deadline. A job that is cancelled or times out before it has run has charged nothing.
 """
 

@@ -55,7 +55,6 @@ from ..forks import ForkHook, restart_if_forked
 from ..shared import on_loop, running_loop
 from .counts import CountsFile, Options, open_file, restarted
 from .gate import (
-    COPY_LOCK,
     DISK_FULL,
     THREAD_LOCK,
     WAIT_S,
@@ -457,9 +456,7 @@ def open_environment(path: str | PathLike[str], options: Options, user: object) 
 
 
 def _close_in_child() -> None:
-    """Close the files that a child of fork has inherited, and make new locks."""
-    THREAD_LOCK.reset()
-    COPY_LOCK.reset()
+    """Close the files that a child of fork has inherited."""
     for environment in list(_environments.values()):
         environment.kept.close_in_child()
         environment.close_files()

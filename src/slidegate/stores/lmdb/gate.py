@@ -1,4 +1,4 @@
-"""Mutual exclusion: the checks of the directory, the gate between processes, and the lock between threads.
+"""Mutual exclusion: the checks of the directory, the gate between processes, and the locks between threads.
 
     gate     locked exclusively by the process that reads or writes, for microseconds; it is tried, and never waited for
     users    locked shared by every process while its store is open; who gets it exclusively is the only process
@@ -17,24 +17,19 @@ import fcntl
 import os
 import re
 import stat
-import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final
 
 from ...core.errors import ConfigurationError, StoreTimeout, quoted
+from ..forks import POLL_S, ThreadLock
 from ..shared import on_loop
-
-Args = TypeVarTuple("Args")
-T = TypeVar("T")
 
 GATE: Final = "gate"
 USERS: Final = "users"
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-POLL_S: Final = 0.000_5
 TRY_S: Final = 0.005
 """How long a thread with an event loop may wait for others."""
 WAIT_S: Final = 1.0
@@ -59,8 +54,6 @@ _REMEDIES: Final = {
 _ADDRESS: Final = re.compile(r"\w[\w+.-]*:/|//|:")
 """How an address begins, also one that was made a path, or without its scheme; it may have a password, which a
 directory's name would show."""
-_RESERVED_FROM_S: Final = 0.002
-_RESERVED_UNTIL_S: Final = 0.05
 
 
 # -- the directory -----------------------------------------------------------------------------------------------------
@@ -236,91 +229,6 @@ def try_flock(file: int, operation: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-# -- the lock between threads ------------------------------------------------------------------------------------------
-
-
-class ThreadLock:
-    """A lock between the threads of this process, which an event loop can reserve.
-
-    A thread without an event loop waits for the others. One with a loop only tries: others may hang, as on a disk. But
-    threads release the interpreter while they hold the lock, so by tries alone a loop would hardly ever get it beside
-    busy threads. So a loop that was refused reserves the lock, and soon no other thread acquires it, for as long as the
-    loop may need until its next try::
-
-        refused                no other thread acquires it
-           |------ 2 ms ------|------------ 48 ms ------------|
-
-    A signal handler runs in the middle of what its thread does, and may raise an error there. So a thread is *inside*
-    from before it asks for the lock until it has released it, and who is inside is refused: the end of the second call
-    would release what the first one has acquired. A thread that comes in does not have the lock. So if it has the lock
-    when it leaves, it has acquired it in this call, wherever that was interrupted. Only the lock itself can say so, an
-    `RLock`, which no other thread can release: a note of ours would come a moment after `acquire`, and a handler may
-    raise in between.
-
-    Attributes:
-        lock: The lock itself, for a fork, which waits for others and may come from a handler.
-    """
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Make a new lock, in a child of fork, which has none of the threads that may hold the old one."""
-        self.lock = threading.RLock()
-        self._inside: set[int] = set()
-        self._reserved_by = 0  # a thread
-        self._reserved_s = 0.0
-
-    def run(self, wait_s: float, do: Callable[[*Args], T], *args: *Args) -> T | None:
-        """Call a function under the lock, and return its answer.
-
-        Args:
-            wait_s: How long to wait for other threads; 0 on an event loop, or less where it is late.
-            do: Called with `args`.
-            args: Its arguments.
-
-        Returns:
-            None as well if others hold or reserve the lock for so long, or this thread is inside.
-        """
-        thread = threading.get_ident()
-        if thread in self._inside:
-            return None
-        try:
-            self._inside.add(thread)
-            if (not self._reserved_by and self.lock.acquire(False)) or self._wait(wait_s):
-                return do(*args)
-            return None
-        finally:  # a function of ours for this could be ended before its first line
-            try:
-                self.lock.release()
-            except RuntimeError:  # this thread has not acquired it
-                pass
-            finally:
-                self._inside.discard(thread)
-
-    def _wait(self, wait_s: float) -> bool:
-        """Acquire the lock, for which others are in the way; return False if they are for so long."""
-        thread, until_s = threading.get_ident(), time.monotonic() + wait_s
-        while self._reserved_by not in (0, thread):
-            now_s = time.monotonic()
-            if not _RESERVED_FROM_S <= now_s - self._reserved_s < _RESERVED_UNTIL_S:
-                break
-            if now_s >= until_s:
-                return False
-            time.sleep(POLL_S)
-        if not self.lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
-            return False
-        if self._reserved_by == thread:
-            self._reserved_by = 0
-        return True
-
-    def reserve(self) -> None:
-        """Reserve the lock for this thread, which was refused, unless another one has reserved it."""
-        now_s = time.monotonic()
-        if not self._reserved_by or now_s - self._reserved_s >= _RESERVED_UNTIL_S:
-            self._reserved_by, self._reserved_s = threading.get_ident(), now_s
 
 
 def patience_s() -> float:

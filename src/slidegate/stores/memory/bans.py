@@ -8,6 +8,7 @@ converted to objects when they are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -16,10 +17,11 @@ from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import Level
 from ...core.buckets import Check
 from ...core.decision import Decision, refused_by_bans
+from ...core.errors import StoreTimeout
 from ...core.logs import Throttle
 from ...core.store import COMMAND_DEADLINE_S, Clock, Store
 from ..ban_book import LOG_EVERY_US, BanBook, BookBans, StrikeWindows
-from ..forks import ProcessLock
+from ..forks import ThreadLock
 
 T = TypeVar("T")
 
@@ -174,10 +176,10 @@ class MemoryBans(BookBans):
         max_keys: int,
         tidy: Callable[[], None],
     ) -> None:
-        self._lock = ProcessLock()
+        self._lock = ThreadLock()
         self._store = store
         self.rows: Final = rows
-        self._book = BanBook(rows, strikes, max_bans, max_keys, Throttle(LOG_EVERY_US))
+        self._open_book = partial(BanBook, rows, strikes, max_bans, max_keys, Throttle(LOG_EVERY_US))
         self._tidy = tidy
 
     def may_refuse(self) -> bool:
@@ -215,20 +217,17 @@ class MemoryBans(BookBans):
 
     def clear(self) -> None:
         """Delete all bans and levels, without events."""
-        with self._lock:
-            self.rows.clear()
+        self._locked(self.rows.clear)
 
     def sweep(self) -> None:
-        """Delete some expired bans and levels."""
-        with self._lock:
-            self.rows.remove_expired(self.rows.unix_us(), SWEEP_STEP)
+        """Delete some expired bans and levels, unless a change is under way."""
+        self._lock.run(0.0, self.rows.remove_expired, self.rows.unix_us(), SWEEP_STEP)
 
     def pages(self) -> Iterator[list[Ban]]:
         """See `BanStore`; the bans are those of the moment of the first page."""
         self._store.expect_open()
-        with self._lock:
-            rows = [*self.rows.networks.bans.values(), *self.rows.bans.values()]
-            now_us = self.rows.unix_us()
+        rows = self._locked(lambda: [*self.rows.networks.bans.values(), *self.rows.bans.values()])
+        now_us = self.rows.unix_us()
         for first in range(0, len(rows), PAGE):
             bans = map(Ban._make, rows[first : first + PAGE])
             yield [ban for ban in bans if not ban.is_over(now_us)]
@@ -241,9 +240,19 @@ class MemoryBans(BookBans):
     def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """See `BookBans.change`; some expired windows of strikes are swept, too."""
         self._store.expect_open()
-        with self._lock:
-            answer = do(self._book, self.rows.unix_us())
-            events, self._book.events = self._book.events, []
-        self._store.observers.tell(*events)
+        book = self._open_book()
+        answer = self._locked(lambda: do(book, self.rows.unix_us()), deadline_s)
+        self._store.observers.tell(*book.events)
         self._tidy()
         return answer
+
+    def _locked(self, do: Callable[[], T], wait_s: float = COMMAND_DEADLINE_S) -> T:
+        """Return what a function returns under the lock.
+
+        Raises:
+            StoreTimeout: Another thread has it for so long; or this one, in the middle of which a signal handler asks.
+        """
+        answers = self._lock.run(wait_s, lambda: [do()])
+        if answers is None:
+            raise StoreTimeout("memory: a change of bans is under way in another thread, or where a signal came")
+        return answers[0]

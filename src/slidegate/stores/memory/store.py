@@ -36,7 +36,7 @@ from ...core.reservation import Reservation
 from ...core.ring import WindowState
 from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US
-from ..forks import ForkHook
+from ..forks import ForkHook, ThreadLock
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, keys_shared, preview
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBanRows, MemoryBans
@@ -95,7 +95,7 @@ class MemoryStore(Store):
         self.unix_us: Clock = wall_clock or clock or system_us
         shards = min(1 << (self.max_keys // SHARD_KEYS).bit_length(), MAX_SHARDS)  # a power of 2
         # Lock order: the lock of the sweep, that of the bans, those of the shards, that of the capacity.
-        self._sweeping = RLock()
+        self._sweeping = ThreadLock()
         self._ban_rows = MemoryBanRows(self.unix_us)
         self.bans = MemoryBans(
             self,
@@ -127,7 +127,6 @@ class MemoryStore(Store):
         Windows are located, counted and swept again. One that another thread was moving is lost, because it was in no
         dict; the child has admitted nothing by it.
         """
-        self._sweeping = RLock()
         self._cleared.clear()  # another thread may have stored a ban and not yet counted the change
         self._capacity.lock = Lock()
         self._locks[:] = [RLock() for _ in self._locks]
@@ -391,10 +390,11 @@ class MemoryStore(Store):
         for bucket, key, cost in checks:
             for counter, windows, is_charged, table in self._places_of(bucket)[self._shard_of(key)]:
                 name: Name = key
-                if key not in windows and create:
-                    windows, name = self._make_window(table, key)
-                elif key not in windows:
-                    windows, name = table.find(key, self._secret)
+                if key not in windows:
+                    if create:
+                        windows, name = self._make_window(table, key)
+                    else:
+                        windows, name = table.find(key, self._secret)
                 refs.append((counter, cost, windows, name, is_charged))
         return refs
 
@@ -443,13 +443,7 @@ class MemoryStore(Store):
             events, self._pending = self._pending, []
             self.observers.tell(*events)
         if now_us >= self._sweep_us:
-            try:
-                if self._sweeping.acquire(blocking=False):  # else another thread is sweeping
-                    self._sweep(now_us)
-                    self._sweeping.release()
-            except BaseException:
-                release_if_held(self._sweeping)
-                raise
+            self._sweeping.run(0.0, self._sweep, now_us)  # unless a sweep is under way
 
     def _sweep(self, now_us: int) -> None:
         """Sweep some of the limits that are due; this takes little time."""
