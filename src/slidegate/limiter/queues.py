@@ -189,7 +189,7 @@ class Queues:
     def __init__(self) -> None:
         self._lock = ProcessLock()
         self._queues: dict[Name, Queue] = {}
-        self._permits: Counter[tuple[Name, str]] = Counter()
+        self._permits: dict[Name, Counter[str]] = {}
         self._in_child = ForkHook(self.forget)
 
     @property
@@ -203,12 +203,14 @@ class Queues:
 
     def count_permit(self, name: Name, tenant: str, change: int) -> None:
         """Record that a tenant has one more permit, or one less. Call it for all permits of a rule that is fair."""
-        held = name, tenant
         with self._lock:
-            self._permits[held] += change
+            permits = self._permits.setdefault(name, Counter())
+            permits[tenant] += change
             # Of a tenant without permits nothing is kept: clients may choose its name.
-            if self._permits[held] <= 0:
-                del self._permits[held]
+            if permits[tenant] <= 0:
+                del permits[tenant]
+            if not permits:
+                del self._permits[name]
         self._wake(name)  # another waiter may be the first one now
 
     def refunded(self, checks: Iterable[Check]) -> None:
@@ -324,12 +326,13 @@ class Queues:
         """Return the oldest waiter of the tenant that has the fewest permits."""
         with self._lock:
             queue = self._queues.get(name)
-            if queue is None or not queue.waiters:
+            if queue is None:
                 return None
             # Only rules that are fair count permits by tenant.
-            if not self._permits:
-                return next(iter(queue.waiters))
-            return min(queue.waiters, key=lambda waiter: self._permits[name, waiter.tenant])
+            permits = self._permits.get(name)
+            if not permits:
+                return next(iter(queue.waiters), None)
+            return min(queue.waiters, key=lambda waiter: permits[waiter.tenant], default=None)
 
 
 def is_too_late(decision: Decision, wait_us: int) -> bool:
