@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 from starlette.convertors import CONVERTOR_TYPES, StringConvertor
 
 from slidegate.core.events import Event
@@ -32,6 +32,7 @@ FORKING = ("stores/test_forks.py", "stores/lmdb/")
 settings.register_profile(
     "default",
     deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # how long it takes to draw examples says how busy the machine is
     print_blob=True,
     report_multiple_bugs=False,
     phases=[phase for phase in Phase if phase is not Phase.explain],  # it prints more lines than the case has
