@@ -514,6 +514,17 @@ async def test_what_says_nothing_of_the_server_is_no_probe(replaced: str, by: An
     assert not setup.limiter.is_failing
 
 
+async def test_each_outage_counts_its_own_failures() -> None:
+    setup = Setup()
+    for _ in range(2):
+        await setup.fail()
+        setup.store.error = None
+        setup.clock.advance(us=breaker.OPEN_US)
+        await setup.hit()
+    events = [event for event in setup.observer.events if event.kind == "store_recovered"]
+    assert [event.details["failures"] for event in events] == [breaker.FAILURES_TO_OPEN] * 2
+
+
 async def test_while_a_probe_may_be_answered_nothing_else_is_asked() -> None:
     setup = Setup()
     await setup.fail()
