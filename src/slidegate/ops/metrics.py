@@ -164,7 +164,8 @@ class LimiterMetrics(Observer):
         for request in requests:
             if isinstance(request, Outcome):
                 self._count_outcome(request)
-        for (route, status, *buckets), (_, times_us, _) in grouped(requests).items():
+        for group, (_, times_us, _) in grouped(requests).items():
+            route, status, *buckets = group
             for rule in dict.fromkeys(bucket.label for bucket in buckets):  # each once, as `Outcome.rules` has them
                 self._count_rule(rule, "passed", len(times_us))
             record = self._adder(DURATION, _bounded(self._routes, route), status_name(status))

@@ -107,9 +107,9 @@ class PrometheusMetrics(LimiterMetrics):
     def _make_adder(self, metric: Metric, *labels: str) -> Add:
         labelled: Any = self._collectors[metric].labels(*labels, self._store)
         if metric is DURATION:
-            record: Add = labelled.observe
-            return record
-        add: Add = labelled.inc
+            add: Add = labelled.observe
+        else:
+            add = labelled.inc
         return add
 
     def _fresh(self, collector: Any) -> Any:
