@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 from fastapi import APIRouter, FastAPI, params
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from starlette._utils import get_route_path
@@ -587,7 +587,7 @@ def test_requests_are_counted_as_the_routers_read_them(
     monkeypatch.setattr(StringConvertor, "regex", text)
     ran, left_out = 0, 0
 
-    @settings(max_examples=trees, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=trees)
     @given(st.integers(0, 2**32 - 1), st.sampled_from(FEATURES), st.integers(0, 3), st.booleans())
     @example(449, {"mixed": True}, 1, False)
     @example(13035, {}, 2, False)
