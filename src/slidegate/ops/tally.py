@@ -1,7 +1,7 @@
 """What one worker counts before it is added to slices.
 
     request --> pending requests --> tally --> current slices --> rows in the store
-             1 append            128 at once   every 5 s, by the store's clock
+             1 append            64 at once    every 5 s, by the store's clock
 
 Requests are counted many at a time. An admitted one costs a count of its group for its client, and nothing of it is an
 object of its own: the traffic of a client is made when it is listed in a row.
