@@ -123,7 +123,7 @@ class TurningLock:
 @contextmanager
 def turning_locks(*modules: ModuleType) -> Iterator[None]:
     """Let stores and limiters that are made meanwhile have locks of this kind, and what is made by further modules."""
-    places = ((store, "RLock"), (shard, "Lock"), (forks, "Lock"), (forks, "RLock"), *[(one, "Lock") for one in modules])
+    places = ((store, "RLock"), (shard, "RLock"), (forks, "RLock"), *[(one, "Lock") for one in modules])
     patches = [patch.object(module, name, TurningLock) for module, name in places]
     for each in patches:
         each.start()

@@ -45,8 +45,8 @@ class ProcessLock:
         _objects.add(self)
 
     def restart(self) -> None:
-        """Make a new lock."""
-        self._lock = Lock()
+        """Make a new lock; a signal handler that asks for it in the middle of what its thread does need not wait."""
+        self._lock = RLock()
 
     @property
     def __enter__(self) -> Callable[[], bool]:

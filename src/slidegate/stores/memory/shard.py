@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
-from threading import Lock
+from threading import RLock
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ...core.bans.policy import STRIKES
@@ -82,13 +82,13 @@ class Capacity:
     Attributes:
         keys: The number of windows, without shared cells.
         max_keys: Their maximum.
-        lock: Its lock.
+        lock: Its lock, in the middle of which a signal handler may ask for room, too.
     """
 
     def __init__(self, max_keys: int) -> None:
         self.keys = 0
         self.max_keys = max_keys
-        self.lock = Lock()
+        self.lock = RLock()
 
     def take(self) -> bool:
         """Reserve room for one window; return False if there is none."""

@@ -19,7 +19,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
-from threading import Lock, RLock
+from threading import RLock
 from typing import Any, Final, SupportsIndex, TypeAlias
 
 from ...core.arguments import check_whole
@@ -128,7 +128,7 @@ class MemoryStore(Store):
         dict; the child has admitted nothing by it.
         """
         self._cleared.clear()  # another thread may have stored a ban and not yet counted the change
-        self._capacity.lock = Lock()
+        self._capacity.lock = RLock()
         self._locks[:] = [RLock() for _ in self._locks]
         self._places.clear()
         for table in self._every_table():
